@@ -1,0 +1,1 @@
+"""From the Parquet tables of runs to the paper's tables and figures. Imports neither torch nor ray."""

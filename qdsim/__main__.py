@@ -1,0 +1,6 @@
+"""``python -m qdsim``."""
+
+from qdsim.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Retrain-Or: train again from scratch without the forget set (§2.3). The yardstick of all others.
+
+Departures from the paper: none. What it leaves open: retraining begins from fresh random parameters, not
+from the θ_0 of training, and runs as many rounds as training did.
+"""
+
+from qdsim.algorithms import fedavg
+from qdsim.forgetting import Branch, View
+from qdsim.hyper import Hyper
+from qdsim.phases import Phase
+
+TITLE = "Retrain-Or"
+SUPPORTS = {"class": True, "client": True, "relearn": False}
+USES_SYNTHETIC = False
+
+
+def phases(hyper: Hyper, branch: Branch) -> list[Phase]:
+    """FedAvg on D without D_f, by the clients that have anything left."""
+    return [fedavg.phase("unlearn", hyper.train, View("real", without=branch.gone), fresh_start=True)]

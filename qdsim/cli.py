@@ -1,0 +1,108 @@
+"""``qdsim run | show | jobs``. The only file that reads arguments, prints errors or exits."""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from qdsim.errors import BadInput, QdsimError
+
+app = typer.Typer(
+    help="Simulate federated unlearning with QuickDrop on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.command()
+def run(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, for example jobs/quickstart.toml.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="A named set of overrides: laptop or smoke.")] = None,
+    out: Annotated[Path, typer.Option(help="Where run directories are made.")] = Path("runs"),
+    engine: Annotated[
+        Literal["ray", "inline"], typer.Option(help="inline: no Ray, this process only, on the CPU.")
+    ] = "ray",
+    address: Annotated[
+        str | None, typer.Option(help="A running Ray cluster, for example auto; by default one is started here.")
+    ] = None,
+    debug: DEBUG = False,
+) -> None:
+    """Run a job: train, unlearn, recover, relearn; results stream into a new directory under --out."""
+    from qdsim import config, display, launch
+
+    console = Console()
+    loaded = config.load(job, profile=profile, overrides=overrides)
+    origin = {"job": str(job), "profile": profile, "set": list(overrides or [])}
+    with display.Display(console) as screen:
+        run_dir = launch.run(
+            loaded, out, engine=engine, address=address, origin=origin, begin=screen.begin, emit=screen.emit
+        )
+    display.print_result(console, run_dir)
+
+
+@app.command()
+def show(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/quickstart-…")],
+    debug: DEBUG = False,
+) -> None:
+    """Print the result table of a run, finished or not."""
+    from qdsim import display
+
+    display.print_result(Console(), run_dir)
+
+
+@app.command()
+def jobs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where job files lie.")] = Path("jobs"),
+    debug: DEBUG = False,
+) -> None:
+    """List the job files there are, and what each reproduces."""
+    files = sorted(folder.glob("*.toml"))
+    if not files:
+        raise BadInput("DIR", str(folder), "no *.toml there; the job files lie in jobs/ of the project")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("job")
+    table.add_column("what it reproduces")
+    for file in files:
+        try:
+            about = str(tomllib.loads(file.read_text(encoding="utf-8")).get("about", ""))
+        except (OSError, ValueError) as error:
+            about = f"cannot be read: {error}"
+        table.add_row(str(file), about)
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the command line; every error ends in one line of cause and its exit code."""
+    from qdsim.launch import Interrupted
+
+    debug = "--debug" in sys.argv
+    try:
+        app()
+    except Interrupted as stop:
+        print("qdsim: interrupted; the rows written so far are kept", file=sys.stderr)
+        sys.exit(stop.exit_code)
+    except KeyboardInterrupt:
+        print("qdsim: interrupted before the run began", file=sys.stderr)
+        sys.exit(130)
+    except QdsimError as error:
+        if debug:
+            raise
+        print(f"qdsim: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        cause = str(error).splitlines()[0] if str(error) else ""
+        print(f"qdsim: internal error, {type(error).__name__}: {cause} (--debug shows the traceback)", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,300 @@
+"""Data sets as uint8 arrays: read once, kept as bytes, normalised batch by batch on the device.
+
+``load`` is the only entry. The libraries that read a format (torchvision, scikit-learn, pyarrow,
+Pillow) are imported where they are used: a client actor needs none of them.
+"""
+
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qdsim.errors import BadInput, MissingData
+
+DIGITS_TEST_SHARE = 0.2
+SVHN_SPLITS = {"svhn": ("train",), "svhn+extra": ("train", "extra")}
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What a batch of bytes needs to become a batch of normalised floats."""
+
+    mean: tuple[float, ...]
+    """Per channel, of pixels scaled to [0, 1]."""
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test images; all arrays are read-only to everybody."""
+
+    name: str
+    train_images: np.ndarray
+    """uint8 (n, c, h, w)."""
+    train_labels: np.ndarray
+    """int64 (n,)."""
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    num_classes: int
+    pixels: Pixels
+    note: str = ""
+    """Said in the manifest and under each result, for example that a checksum did not match."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the manifest says of the data."""
+        return {
+            "name": self.name,
+            "train": len(self.train_labels),
+            "test": len(self.test_labels),
+            "classes": self.num_classes,
+            "image": list(self.train_images.shape[1:]),
+            "mean": self.pixels.mean,
+            "std": self.pixels.std,
+            "note": self.note,
+        }
+
+
+def load(
+    dataset: str, root: str, *, verify: bool = True, download: bool = False, size: int | None = None
+) -> Dataset:
+    """Read a data set by the name that ``data.dataset`` gives it."""
+    kind, _, folder = dataset.partition(":")
+    readers: dict[str, Callable[[], _Parts]] = {
+        "digits": _digits,
+        "mnist": lambda: _torchvision("MNIST", Path(root), download),
+        "fashion_mnist": lambda: _torchvision("FashionMNIST", Path(root), download),
+        "cifar10": lambda: _cifar("CIFAR10", Path(root), download),
+        "cifar100": lambda: _cifar("CIFAR100", Path(root), download),
+        "svhn": lambda: _svhn(dataset, Path(root), verify, download),
+        "svhn+extra": lambda: _svhn(dataset, Path(root), verify, download),
+        "parquet": lambda: _parquet(Path(folder), size),
+        "folder": lambda: _folder(Path(folder), size),
+    }
+    if kind not in readers or (kind in ("parquet", "folder")) != bool(folder):
+        names = ", ".join(f"{k}:DIR" if k in ("parquet", "folder") else k for k in readers)
+        raise BadInput("data.dataset", dataset, f"allowed: {names}")
+    return _assemble(dataset, readers[kind]())
+
+
+@dataclass
+class _Parts:
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    num_classes: int | None = None
+    note: str = ""
+
+
+def _assemble(name: str, parts: _Parts) -> Dataset:
+    images, labels = parts.train_images, parts.train_labels.astype(np.int64)
+    test_labels = parts.test_labels.astype(np.int64)
+    if len(labels) == 0 or len(test_labels) == 0:
+        raise BadInput("data.dataset", name, f"{len(labels)} training and {len(test_labels)} test images")
+    if images.shape[1:] != parts.test_images.shape[1:]:
+        raise BadInput(
+            "data.dataset", name, f"training images are {images.shape[1:]}, test images {parts.test_images.shape[1:]}"
+        )
+    if images.shape[2] != images.shape[3]:
+        raise BadInput("data.dataset", name, f"images are {images.shape[2:]} pixels; set data.size for squares")
+    classes = parts.num_classes or int(max(labels.max(), test_labels.max())) + 1
+    for split, values in (("training", labels), ("test", test_labels)):
+        if values.min() < 0 or values.max() >= classes:
+            bad = int(values.min()) if values.min() < 0 else int(values.max())
+            raise BadInput("data.dataset", name, f"a {split} label is {bad}; allowed are 0 to {classes - 1}")
+    return Dataset(
+        name, images, labels, parts.test_images, test_labels, classes, _pixel_statistics(images), parts.note
+    )
+
+
+def _pixel_statistics(images: np.ndarray) -> Pixels:
+    """Exact mean and deviation per channel from histograms of bytes: no float copy of the data."""
+    values = np.arange(256) / 255.0
+    means, deviations = [], []
+    for channel in range(images.shape[1]):
+        counts = sum(
+            np.bincount(images[start : start + 10_000, channel].reshape(-1), minlength=256)
+            for start in range(0, len(images), 10_000)
+        )
+        mean = float((counts * values).sum() / np.sum(counts))
+        variance = float((counts * (values - mean) ** 2).sum() / np.sum(counts))
+        means.append(mean)
+        deviations.append(max(variance**0.5, 1e-6))
+    return Pixels(tuple(means), tuple(deviations))
+
+
+def _digits() -> _Parts:
+    """1,797 handwritten digits of 8x8 pixels, a fifth of each class kept for testing."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    raw = load_digits()
+    images = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
+    split = train_test_split(
+        images, raw.target, test_size=DIGITS_TEST_SHARE, random_state=0, stratify=raw.target
+    )
+    return _Parts(split[0], split[2], split[1], split[3], num_classes=10)
+
+
+def _fetch_command(dataset: str) -> str:
+    return f"add --set data.download=true to fetch it, or set data.root to where {dataset} lies"
+
+
+def _torchvision(name: str, root: Path, download: bool) -> _Parts:
+    from torchvision import datasets
+
+    reader = getattr(datasets, name)
+    try:
+        train, test = reader(root, train=True, download=download), reader(root, train=False, download=download)
+    except (RuntimeError, OSError, ValueError) as error:
+        where = root / name / "raw"
+        cause = f"{name} is missing or damaged ({str(error).splitlines()[0]})"
+        raise MissingData(cause, str(where), _fetch_command(name)) from None
+    images = [part.data.numpy()[:, None] for part in (train, test)]
+    return _Parts(images[0], train.targets.numpy(), images[1], test.targets.numpy(), num_classes=10)
+
+
+def _cifar(name: str, root: Path, download: bool) -> _Parts:
+    folder = root / name.lower()
+    if list(folder.glob("*.parquet")):
+        return _parquet(folder, None)
+    from torchvision import datasets
+
+    reader = getattr(datasets, name)
+    try:
+        train, test = reader(root, train=True, download=download), reader(root, train=False, download=download)
+    except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
+        cause = f"{name} is missing or damaged ({str(error).splitlines()[0]})"
+        where = f"{root / reader.base_folder} and {folder}/*.parquet"
+        raise MissingData(cause, where, _fetch_command(name)) from None
+    images = [np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)) for part in (train, test)]
+    labels = [np.asarray(part.targets) for part in (train, test)]
+    return _Parts(images[0], labels[0], images[1], labels[1], num_classes=len(train.classes))
+
+
+def _svhn(dataset: str, root: Path, verify: bool, download: bool) -> _Parts:
+    """SVHN's ``.mat`` files, in ``root`` or ``root/svhn``; the digit 0 is stored as 10."""
+    from torchvision.datasets import SVHN
+    from torchvision.datasets.utils import check_integrity, download_url
+
+    notes: list[str] = []
+
+    def read(split: str) -> tuple[np.ndarray, np.ndarray]:
+        url, file, md5 = SVHN.split_list[split]
+        path = next((p for p in (root / file, root / "svhn" / file) if p.exists()), root / "svhn" / file)
+        if not path.exists() and download:
+            try:
+                download_url(url, str(path.parent), file, md5)
+            except (RuntimeError, OSError) as error:
+                raise MissingData(f"{file} could not be fetched ({error})", str(path.parent), f"fetch {url}") from None
+        if not path.exists():
+            raise MissingData(f"{file} of SVHN is not there", f"{root} and {root / 'svhn'}", _fetch_command("SVHN"))
+        if not check_integrity(str(path), md5):
+            if verify:
+                fix = "fetch it again, or admit other files with data.verify=false"
+                raise MissingData(f"{file} does not have SVHN's checksum", str(path), fix)
+            notes.append(file)
+        return _read_mat(path)
+
+    parts = [read(split) for split in SVHN_SPLITS[dataset]]
+    test_images, test_labels = read("test")
+    note = f"not SVHN's own data: {', '.join(notes)} have other checksums (data.verify = false)" if notes else ""
+    images = parts[0][0] if len(parts) == 1 else np.concatenate([images for images, _ in parts])
+    labels = np.concatenate([labels for _, labels in parts])
+    return _Parts(images, labels, test_images, test_labels, num_classes=10, note=note)
+
+
+def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    from scipy.io import loadmat
+
+    try:
+        raw = loadmat(path)
+        images, labels = raw["X"].transpose(3, 2, 0, 1), raw["y"].reshape(-1).astype(np.int64)
+    except Exception as error:  # scipy raises what the damaged bytes make it raise
+        raise MissingData(f"{path.name} is damaged ({type(error).__name__})", str(path), "fetch it again") from None
+    return np.ascontiguousarray(images), np.where(labels == 10, 0, labels)
+
+
+def _parquet(folder: Path, size: int | None) -> _Parts:
+    """Image classification in the layout of Hugging Face: ``train-*.parquet`` and ``test-*.parquet``."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def read(split: str) -> tuple[np.ndarray, np.ndarray]:
+        files = sorted(folder.glob(f"{split}-*.parquet"))
+        if not files:
+            raise MissingData(f"no {split}-*.parquet", str(folder), "set data.dataset to parquet:DIR with both")
+        images: list[bytes] = []
+        labels: list[np.ndarray] = []
+        for file in files:
+            try:
+                table = pq.read_table(file)
+            except (pa.ArrowException, OSError) as error:
+                cause = f"{file.name} is damaged ({str(error).splitlines()[0]})"
+                raise MissingData(cause, str(file), "fetch it again") from None
+            column = next((f.name for f in table.schema if _holds_images(f.type)), None)
+            if column is None or "label" not in table.column_names:
+                cause = f"{file.name} has columns {table.column_names}"
+                fix = "needed: an image struct with encoded bytes, and an integer label"
+                raise MissingData(cause, str(file), fix)
+            images += table.column(column).combine_chunks().field("bytes").to_pylist()
+            labels.append(table.column("label").to_numpy())
+        return _decode((io.BytesIO(data) for data in images), len(images), size, folder), np.concatenate(labels)
+
+    train, test = read("train"), read("test")
+    return _Parts(train[0], train[1], test[0], test[1])
+
+
+def _holds_images(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_struct(kind) and any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+
+
+def _folder(folder: Path, size: int | None) -> _Parts:
+    """``train/CLASS/*`` and ``test/CLASS/*``, as torchvision's ImageFolder reads them."""
+    from torchvision.datasets import ImageFolder
+
+    def read(split: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        try:
+            found = ImageFolder(str(folder / split))
+        except (OSError, RuntimeError) as error:
+            raise MissingData(str(error).splitlines()[0], str(folder / split), "needed: train/ and test/") from None
+        images = _decode((path for path, _ in found.samples), len(found.samples), size, folder)
+        return images, np.asarray([label for _, label in found.samples]), found.classes
+
+    train, test = read("train"), read("test")
+    if train[2] != test[2]:
+        odd = sorted(set(train[2]) ^ set(test[2]))
+        raise BadInput("data.dataset", f"folder:{folder}", f"train/ and test/ differ in the classes {odd}")
+    return _Parts(train[0], train[1], test[0], test[1], num_classes=len(train[2]))
+
+
+def _decode(files: Iterable[Any], count: int, size: int | None, where: Path) -> np.ndarray:
+    """Decode images one by one into one array: grey if the first one is grey, else RGB."""
+    from PIL import Image, UnidentifiedImageError
+
+    out: np.ndarray | None = None
+    mode = "RGB"
+    for i, file in enumerate(files):
+        try:
+            with Image.open(file) as image:
+                if out is None:
+                    mode = "L" if image.mode in ("1", "L", "I", "I;16") else "RGB"
+                pixels = image.convert(mode)
+        except (UnidentifiedImageError, OSError, TypeError) as error:
+            raise MissingData(f"image {i} cannot be decoded ({error})", str(where), "fetch it again") from None
+        if size is not None:
+            pixels = pixels.resize((size, size))
+        array = np.asarray(pixels, np.uint8)
+        array = array[None] if mode == "L" else array.transpose(2, 0, 1)
+        if out is None:
+            out = np.empty((count, *array.shape), np.uint8)
+        if array.shape != out.shape[1:]:
+            shapes = f"image {i} is {array.shape[1:]} pixels, the first one {out.shape[2:]}"
+            raise BadInput("data.size", None, f"{shapes}; set data.size to resize them in {where}")
+        out[i] = array
+    return out if out is not None else np.empty((0, 1, 1, 1), np.uint8)

@@ -1,0 +1,88 @@
+"""Everything qdsim refuses or gives up on, each with the exit code of the command line.
+
+    QdsimError                 1   something inside qdsim is wrong
+    ├── BadInput               2   a job, a value or a file the user gave
+    ├── CannotPlace            3   the cluster cannot host the run
+    └── ClientFailed           4   a client step raised, or its actor died
+
+An error's message is one line: what happened with numbers, the likely cause, the setting to change.
+All of them are built from plain arguments, so they survive pickling between processes.
+"""
+
+
+class QdsimError(Exception):
+    """Base of all errors that the command line prints without a traceback."""
+
+    exit_code = 1
+
+
+class BadInput(QdsimError):
+    """The user gave something that cannot be run.
+
+    Example scenario: ``requests[0].target = 12`` on a data set with 10 classes.
+    """
+
+    exit_code = 2
+
+    def __init__(self, key: str, value: object, allowed: str):
+        super().__init__(key, value, allowed)
+        self.key, self.value, self.allowed = key, value, allowed
+
+    def __str__(self) -> str:
+        """Name the key, the value and what is allowed."""
+        return f"{self.key} = {self.value!r}: {self.allowed}"
+
+
+class MissingData(BadInput):
+    """A data file is not there or damaged.
+
+    Example scenario: ``data.dataset = "svhn"`` and no ``train_32x32.mat`` under ``data.root``.
+    """
+
+    def __init__(self, file: str, looked_in: str, fix: str):
+        super().__init__("data.root", looked_in, f"{file}; {fix}")
+        self.args = (file, looked_in, fix)
+
+
+class CannotPlace(QdsimError):
+    """The cluster has no room for the actors that the job asks for.
+
+    Example scenario: ten actors of 0.4 GPU each on two GPUs: two fit each GPU, so four are placed.
+    """
+
+    exit_code = 3
+
+    def __init__(self, asked: str, found: str, fix: str):
+        super().__init__(asked, found, fix)
+        self.asked, self.found, self.fix = asked, found, fix
+
+    def __str__(self) -> str:
+        """Say what was asked, what there is and which setting to change."""
+        return f"the cluster cannot host this run: asked for {self.asked}, found {self.found}; {self.fix}"
+
+
+class ClientFailed(QdsimError):
+    """A client step did not return an update; leaving the client out would change the result.
+
+    Example scenario: the loss of client 7 became infinite in round 3 because ``train.lr`` is too high.
+    """
+
+    exit_code = 4
+
+    def __init__(self, client_id: int, phase: str, round_number: int, where: str, cause: str):
+        super().__init__(client_id, phase, round_number, where, cause)
+        self.client_id, self.phase, self.round_number = client_id, phase, round_number
+        self.where, self.cause = where, cause
+
+    def __str__(self) -> str:
+        """Name client, phase, round and place before the cause."""
+        return f"client {self.client_id} failed in {self.phase}, round {self.round_number}, on {self.where}: {self.cause}"
+
+
+class Diverged(QdsimError):
+    """A loss or an update is no longer a finite number.
+
+    Example scenario: ``unlearn.max_loss = "none"`` lets gradient ascent run into overflow.
+    """
+
+    exit_code = 4

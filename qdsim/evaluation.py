@@ -1,0 +1,66 @@
+"""Top-1 accuracy as counts per class: counts add up exactly, whoever made them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from qdsim.clients import ClientState, normalize
+from qdsim.data import Pixels
+from qdsim.forgetting import Branch, View
+from qdsim.params import Params
+from qdsim.phases import Compute
+
+BATCH = 250
+"""Images of one forward pass. Pieces begin at multiples of it, so a result never depends on who did which."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Correct answers and samples of each class, both int64 (num_classes,)."""
+
+    correct: np.ndarray
+    total: np.ndarray
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """Pool two sets of samples."""
+        return Counts(self.correct + other.correct, self.total + other.total)
+
+    def accuracy(self, classes: set[int] | frozenset[int] | None = None) -> float | None:
+        """Return the accuracy pooled over the samples of these classes (all of them by default)."""
+        kept = np.arange(len(self.total)) if classes is None else np.array(sorted(classes), dtype=int)
+        total = int(self.total[kept].sum())
+        return int(self.correct[kept].sum()) / total if total else None
+
+    @staticmethod
+    def none(num_classes: int) -> "Counts":
+        """Return the counts of no samples."""
+        return Counts(np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64))
+
+
+@torch.no_grad()
+def count_correct(
+    compute: Compute, params: Params, pool: np.ndarray, pixels: Pixels, rows: np.ndarray, labels: np.ndarray
+) -> Counts:
+    """Count correct answers on ``pool[rows]``, whose labels are ``labels``."""
+    theta = {name: tensor.to(compute.device) for name, tensor in params.items()}
+    dtype = next(iter(theta.values())).dtype
+    classes = compute.model.num_classes
+    guesses = [np.empty(0, np.int64)]
+    for start in range(0, len(rows), BATCH):
+        batch = torch.from_numpy(pool[rows[start : start + BATCH]]).to(compute.device)
+        logits = compute.model.forward(theta, normalize(batch, pixels, dtype))
+        guesses.append(logits.argmax(1).cpu().numpy())
+    right = np.concatenate(guesses) == labels
+    return Counts(np.bincount(labels[right], minlength=classes), np.bincount(labels, minlength=classes))
+
+
+def client_counts(compute: Compute, params: Params, client: ClientState, branch: Branch) -> tuple[Counts, Counts]:
+    """Count on a client's own data: its part of the forget set, and what no request has taken away."""
+    forgotten = View("real", only=branch.forget, without=branch.earlier)
+    halves = []
+    for view in (forgotten, View("real", without=branch.gone)):
+        mask = view.mask(client.client_id, client.labels)
+        rows, labels = client.indices[mask], client.labels[mask]
+        halves.append(count_correct(compute, params, client.pool, client.pixels, rows, labels))
+    return halves[0], halves[1]

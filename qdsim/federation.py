@@ -1,0 +1,157 @@
+"""The round loop, and the one interface behind which clients run: here, or as Ray actors."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from qdsim import params as P
+from qdsim.algorithms import fedavg
+from qdsim.errors import ClientFailed, Diverged
+from qdsim.evaluation import BATCH, Counts
+from qdsim.forgetting import Branch
+from qdsim.hosts import ClientHost, Shard
+from qdsim.hyper import Distillation
+from qdsim.params import Params
+from qdsim.phases import Assignment, ClientStep, ClientUpdate, Phase
+
+
+class Executor(Protocol):
+    """Where clients live. Every method gives the same numbers whatever stands behind it."""
+
+    wait_s: float
+    """How long the last ``map`` waited for clients."""
+
+    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+        """Give every client its shard, as it is before training."""
+
+    def map(
+        self,
+        client_step: ClientStep,
+        params: Params,
+        client_ids: list[int],
+        names: Assignment,
+        on_done: Callable[[int], None],
+    ) -> Iterator[ClientUpdate]:
+        """Run a step on each client; yield the updates in the order of ``client_ids``."""
+
+    def test_counts(self, params: Params, num_test: int) -> Counts:
+        """Count correct answers on the test set."""
+
+    def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
+        """Count on the clients' own data: forget set, and the rest."""
+
+    def storage_bytes(self) -> int:
+        """Return what all clients store for unlearning."""
+
+
+class InlineExecutor:
+    """All clients in this process, one after the other: for debugging, and to compare Ray with."""
+
+    def __init__(self, host: ClientHost):
+        self._host = host
+        self.wait_s = 0.0
+
+    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+        """Give every client its shard."""
+        self._host.adopt(run_seed, shards, synthetic)
+
+    def map(
+        self,
+        client_step: ClientStep,
+        params: Params,
+        client_ids: list[int],
+        names: Assignment,
+        on_done: Callable[[int], None],
+    ) -> Iterator[ClientUpdate]:
+        """Run the steps in order."""
+        for done, client_id in enumerate(client_ids, start=1):
+            try:
+                update = self._host.step(client_step, params, client_id, names)
+            except Diverged as error:
+                raise ClientFailed(client_id, names.phase, names.round_number, "this machine", str(error)) from error
+            on_done(done)
+            yield update
+
+    def test_counts(self, params: Params, num_test: int) -> Counts:
+        """Count on the whole test set."""
+        return self._host.test_counts(params, 0, num_test)
+
+    def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
+        """Count on the clients' own data."""
+        return self._host.own_counts(params, client_ids, branch)
+
+    def storage_bytes(self) -> int:
+        """Return what all clients store."""
+        return self._host.storage_bytes()
+
+
+@dataclass
+class RoundResult:
+    """What one round did, before anybody evaluated it."""
+
+    round_number: int
+    params: Params
+    updates: list[ClientUpdate]
+    """Without their deltas: these are gone once they are summed."""
+    expected: int
+    bytes_up: int
+    bytes_down: int
+    wall_s: float
+    wait_s: float
+    aggregation_s: float
+
+
+def run_rounds(
+    phase: Phase,
+    params: Params,
+    sizes: np.ndarray,
+    executor: Executor,
+    run_seed: int,
+    request: str,
+    on_client: Callable[[int, int, int], None],
+) -> Iterator[RoundResult]:
+    """Run a phase: select, client steps, server step, in every round. ``sizes`` are the |Z_i|."""
+    for round_number in range(1, phase.stage.rounds + 1):
+        started_s = time.perf_counter()
+        names = Assignment(run_seed, request, phase.name, round_number)
+        ids = fedavg.select(sizes, phase.stage.participation, names.generator("participants"))
+        kept: list[ClientUpdate] = []
+        sent = 0
+
+        def report(done: int, round_number: int = round_number, expected: int = len(ids)) -> None:
+            on_client(round_number, done, expected)
+
+        def arriving(ids: list[int] = ids, names: Assignment = names, report: Callable[[int], None] = report) -> (
+            Iterator[ClientUpdate]
+        ):
+            nonlocal sent
+            for update in executor.map(phase.client_step, params, ids, names, report):
+                yield update
+                sent += P.size_bytes(update.delta)
+                update.delta = {}
+                kept.append(update)
+
+        before_s = time.perf_counter()
+        params = phase.server_step(params, arriving())
+        step_s = time.perf_counter() - before_s
+        yield RoundResult(
+            round_number=round_number,
+            params=params,
+            updates=kept,
+            expected=len(ids),
+            bytes_up=sent,
+            bytes_down=len(ids) * P.size_bytes(params),
+            wall_s=time.perf_counter() - started_s,
+            wait_s=executor.wait_s,
+            aggregation_s=max(0.0, step_s - executor.wait_s),
+        )
+
+
+def pieces(num_test: int, parts: int) -> list[tuple[int, int]]:
+    """Cut the test set into at most ``parts`` ranges that begin at multiples of the evaluation batch."""
+    batches = -(-num_test // BATCH)
+    edges = sorted({min(num_test, BATCH * (batches * i // parts)) for i in range(parts)} | {0, num_test})
+    return list(zip(edges[:-1], edges[1:], strict=True))

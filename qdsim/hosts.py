@@ -1,0 +1,100 @@
+"""A host owns clients: their states live here and nowhere else. An actor holds one; so does ``inline``."""
+
+import resource
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from qdsim import evaluation, seeds
+from qdsim.algorithms import distillation
+from qdsim.clients import ClientState
+from qdsim.clocks import Stopwatch
+from qdsim.data import Pixels
+from qdsim.evaluation import Counts
+from qdsim.forgetting import Branch
+from qdsim.hyper import Distillation
+from qdsim.params import Params
+from qdsim.phases import Assignment, ClientStep, ClientUpdate, Compute
+
+
+@dataclass(frozen=True)
+class Images:
+    """The arrays of a data set as the hosts see them: one read-only copy per node."""
+
+    train: np.ndarray
+    test: np.ndarray
+    test_labels: np.ndarray
+    pixels: Pixels
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Client i's rows of the training images, with their labels."""
+
+    client_id: int
+    indices: np.ndarray
+    labels: np.ndarray
+
+
+def use_threads(threads: int) -> None:
+    """Fix the number of torch threads: part of the configuration, because it moves bits."""
+    torch.set_num_threads(threads)
+
+
+class ClientHost:
+    """Keeps client states between rounds and runs client steps on them."""
+
+    def __init__(self, compute: Compute, images: Images, node_id: str = "", gpu_id: str = ""):
+        self._compute = compute
+        self._images = images
+        self._node_id, self._gpu_id = node_id, gpu_id
+        self._clients: dict[int, ClientState] = {}
+
+    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+        """Take clients over as they are before training; forget all earlier ones."""
+        self._clients = {}
+        for shard in shards:
+            pool, pixels = self._images.train, self._images.pixels
+            client = ClientState(shard.client_id, pool, pixels, shard.indices, shard.labels)
+            if synthetic is not None:
+                pick = seeds.generator(run_seed, "synthetic-init", client_id=shard.client_id)
+                client = replace(client, synthetic=distillation.initial_set(client, synthetic, pick))
+            self._clients[shard.client_id] = client
+
+    def step(self, client_step: ClientStep, params: Params, client_id: int, names: Assignment) -> ClientUpdate:
+        """Run one client step; the state changes only if the step returns."""
+        cuda = self._compute.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self._compute.device)
+        watch = Stopwatch(self._compute.device)
+        with watch:
+            state, update = client_step(self._clients[client_id], params, names=names, compute=self._compute)
+        self._clients[client_id] = state
+        update.compute_s = watch.seconds
+        update.node_id, update.gpu_id = self._node_id, self._gpu_id
+        # Linux reports the process's peak in KiB; on a GPU the allocator's peak is the figure of interest
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        update.peak_memory_bytes = torch.cuda.max_memory_allocated(self._compute.device) if cuda else resident
+        return update
+
+    def test_counts(self, params: Params, start: int, stop: int) -> Counts:
+        """Count on rows ``start`` to ``stop`` of the test set."""
+        rows = np.arange(start, stop)
+        images = self._images
+        labels = images.test_labels[start:stop]
+        return evaluation.count_correct(self._compute, params, images.test, images.pixels, rows, labels)
+
+    def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
+        """Count on the clients' own data, forget set and rest; samples stay where they are."""
+        classes = self._compute.model.num_classes
+        forgotten, retained = Counts.none(classes), Counts.none(classes)
+        for client_id in client_ids:
+            f, r = evaluation.client_counts(self._compute, params, self._clients[client_id], branch)
+            forgotten, retained = forgotten + f, retained + r
+        return forgotten, retained
+
+    def storage_bytes(self) -> int:
+        """Return what the clients store for unlearning beside their data."""
+        sets = [client.synthetic for client in self._clients.values()]
+        return sum(synthetic.size_bytes for synthetic in sets if synthetic is not None)

@@ -1,0 +1,151 @@
+"""One run, from a checked job to a finished run directory."""
+
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from qdsim import __version__, data, results
+from qdsim.algorithms import METHODS
+from qdsim.config import Job
+from qdsim.errors import QdsimError
+from qdsim.experiment import Experiment, Progress
+from qdsim.federation import InlineExecutor
+from qdsim.hosts import ClientHost, Images, use_threads
+from qdsim.phases import Compute, resolve_micro_batch
+from qdsim.plan import Plan, make
+
+PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
+
+
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM arrived; not an Exception, so that nothing on the way swallows it."""
+
+    def __init__(self, signum: int):
+        super().__init__(signum)
+        self.exit_code = 128 + signum
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn both signals into :class:`Interrupted` inside the block."""
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signum)
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def run(
+    job: Job,
+    out: Path,
+    *,
+    engine: str,
+    address: str | None,
+    origin: dict[str, Any],
+    begin: Callable[[Plan, Path], None],
+    emit: Callable[[Progress], None],
+) -> Path:
+    """Check the job against its data, make the run directory, run, and return the directory.
+
+    ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts.
+    """
+    dataset = data.load(
+        job.data.dataset,
+        job.data.root,
+        verify=job.data.verify,
+        download=job.data.download,
+        size=job.data.size,
+    )
+    plan = make(job, dataset)
+    run_dir = results.new_run_directory(out, job.name)
+    manifest = results.Manifest(run_dir, _describe(plan, run_dir, dataset.describe(), engine, origin))
+    _save_partitions(plan, run_dir)
+    images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
+    del dataset
+    try:
+        with interruptible():
+            begin(plan, run_dir)
+            if engine == "inline":
+                _run_inline(plan, run_dir, images, emit)
+            else:
+                _run_on_ray(plan, run_dir, images, emit, address)
+    except Interrupted as stop:
+        manifest.finish("interrupted", exit_code=stop.exit_code)
+        raise
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, QdsimError) else 1
+        manifest.finish("failed", exit_code=code, error=str(error).splitlines()[0] if str(error) else repr(error))
+        raise
+    manifest.finish("done", exit_code=0)
+    return run_dir
+
+
+def _run_inline(plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None]) -> None:
+    use_threads(plan.job.cluster.threads)
+    device = torch.device("cpu")
+    compute = Compute(plan.model, device, resolve_micro_batch(plan.job.cluster.micro_batch, device))
+    executor = InlineExecutor(ClientHost(compute, images))
+    Experiment(plan, executor, results.TableWriter(run_dir), emit).run()
+
+
+def _run_on_ray(
+    plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None], address: str | None
+) -> None:
+    # Ray is imported here: it reads its settings from the environment when it is
+    from qdsim import ray_cluster
+    from qdsim.ray_actors import run_on_ray
+
+    with ray_cluster.connected(plan.job.cluster, address), interruptible():  # ray.init takes SIGTERM over
+        run_on_ray(plan, run_dir, images, emit)
+
+
+def _save_partitions(plan: Plan, run_dir: Path) -> None:
+    (run_dir / "partitions").mkdir()
+    for seed_plan in plan.seeds:
+        seed_plan.partition.save(run_dir / "partitions" / f"seed-{seed_plan.seed}.npz")
+
+
+def _describe(
+    plan: Plan, run_dir: Path, dataset: dict[str, Any], engine: str, origin: dict[str, Any]
+) -> dict[str, Any]:
+    versions = {"qdsim": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "run_id": run_dir.name,
+        "origin": origin,
+        "engine": engine,
+        "config": plan.job.model_dump(),
+        "resolved": {"max_loss": plan.hyper.max_loss},
+        "data": dataset,
+        "partitions": {str(s.seed): s.partition.sha256 for s in plan.seeds},
+        "methods": {m: {"title": METHODS[m].TITLE, **METHODS[m].SUPPORTS} for m in plan.job.methods},
+        "versions": versions,
+        "hardware": {
+            "host": platform.node(),
+            "machine": platform.machine(),
+            "system": f"{sys.platform} {platform.release()}",
+            "cpus": os.cpu_count(),
+            "memory_bytes": memory,
+            "gpus": gpus,
+        },
+    }

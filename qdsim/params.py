@@ -1,0 +1,81 @@
+"""Arithmetic on model parameters θ, a dict of named tensors in a fixed order."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+Arrays = dict[str, np.ndarray]
+
+
+def clone(params: Params) -> Params:
+    """Copy every tensor."""
+    return {name: tensor.detach().clone() for name, tensor in params.items()}
+
+
+def to(params: Params, device: torch.device) -> Params:
+    """Move every tensor to ``device``."""
+    return {name: tensor.to(device) for name, tensor in params.items()}
+
+
+def subtract(left: Params, right: Params) -> Params:
+    """Return left - right."""
+    return {name: left[name] - right[name] for name in left}
+
+
+def step_(params: Params, gradient: Params, scale: float) -> None:
+    """In place: params += scale * gradient (scale = -η descends, +η ascends)."""
+    torch._foreach_add_(list(params.values()), [gradient[name] for name in params], alpha=scale)
+
+
+def add_weighted_mean(params: Params, deltas: Iterable[tuple[float, Params]]) -> Params:
+    """Return params + Σ w_i Δ_i / Σ w_i, summed in the order given.
+
+    The sum is kept in float64, so one sum and one update are all that is in memory at a time.
+    """
+    total: dict[str, Tensor] = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in params.items()}
+    weight_sum = 0.0
+    for weight, delta in deltas:
+        weight_sum += weight
+        for name, tensor in total.items():
+            tensor.add_(delta[name].to(torch.float64), alpha=weight)
+    if weight_sum == 0:
+        raise ValueError("the weighted mean of no updates is not defined")
+    return {n: (t.to(torch.float64) + total[n] / weight_sum).to(t.dtype) for n, t in params.items()}
+
+
+def count(params: Params) -> int:
+    """Return the number of parameters P."""
+    return sum(tensor.numel() for tensor in params.values())
+
+
+def size_bytes(params: Params) -> int:
+    """Return how many bytes the parameters take on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in params.values())
+
+
+def is_finite(params: Params) -> bool:
+    """Tell whether no entry is NaN or infinite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in params.values())
+
+
+def sha256(params: Params) -> str:
+    """Hash names, shapes and bits: equal exactly when the parameters are the same bits."""
+    digest = hashlib.sha256()
+    for name, array in to_numpy(params).items():
+        digest.update(f"{name}{array.shape}{array.dtype}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def to_numpy(params: Params) -> Arrays:
+    """Return numpy arrays on the CPU: what Ray moves without copying."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in params.items()}
+
+
+def from_numpy(arrays: Mapping[str, np.ndarray]) -> Params:
+    """Return tensors of their own: Ray's arrays are read-only views of shared memory."""
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}

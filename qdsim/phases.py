@@ -1,0 +1,103 @@
+"""The vocabulary between algorithms and federation: what a round is told, does and returns."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from qdsim import seeds
+from qdsim.clients import ClientState
+from qdsim.forgetting import View
+from qdsim.hyper import Stage
+from qdsim.models import ConvNet
+from qdsim.params import Params
+
+CPU_MICRO_BATCH = 32
+WHOLE_BATCH = 2**31
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a process computes with; the same for every client step it runs."""
+
+    model: ConvNet
+    device: torch.device
+    micro_batch: int
+    """Gradients are summed over pieces of this many samples. Part of the configuration: it moves bits."""
+
+
+def resolve_micro_batch(wanted: int | str, device: torch.device) -> int:
+    """Return the fixed size of a micro-batch: ``auto`` is 32 on the CPU, where the cache is short."""
+    if isinstance(wanted, int):
+        return wanted
+    return CPU_MICRO_BATCH if device.type == "cpu" else WHOLE_BATCH
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The names of a round. With a client's number they seed every draw of its step."""
+
+    run_seed: int
+    request: str
+    phase: str
+    round_number: int
+
+    def generator(self, purpose: str, client_id: int = -1) -> torch.Generator:
+        """Return the generator for a purpose in this round."""
+        return seeds.generator(
+            self.run_seed,
+            purpose,
+            request=self.request,
+            phase=self.phase,
+            round_number=self.round_number,
+            client_id=client_id,
+        )
+
+
+@dataclass
+class ClientUpdate:
+    """All that leaves a client after a step. Neither samples nor synthetic images are in it."""
+
+    client_id: int
+    num_samples: int
+    """|Z_i|, the client's weight."""
+    delta: Params
+    """θ_i - θ; empty where the step does not change the model."""
+    loss: float
+    """Mean loss over the step's mini-batches."""
+    gradients: int
+    """Mini-batch gradients with respect to θ on the phase's own data (matching is not counted)."""
+    samples: int
+    """Samples that went into those gradients."""
+    matching_s: float = 0.0
+    compute_s: float = 0.0
+    peak_memory_bytes: int = 0
+    node_id: str = ""
+    gpu_id: str = ""
+
+
+ClientStep = Callable[..., tuple[ClientState, ClientUpdate]]
+"""``client_step(client, params, names=..., compute=...)``: values in, values out."""
+
+ServerStep = Callable[[Params, Iterable[ClientUpdate]], Params]
+"""Updates arrive in the order of client numbers."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A number of rounds of ``client_step`` then ``server_step`` on one view of the data."""
+
+    name: str
+    """``train``, ``finetune``, ``unlearn``, ``recover`` or ``relearn``."""
+    stage: Stage
+    view: View
+    client_step: ClientStep
+    server_step: ServerStep
+    fresh_start: bool = False
+    """Begin from new random parameters instead of the current ones."""
+
+    def samples_expected(self, sizes: np.ndarray) -> float:
+        """Return how many samples all rounds will process, for the estimate of the time left."""
+        a_round = float(np.minimum(sizes, self.stage.batch_size).sum()) * self.stage.steps
+        return self.stage.rounds * self.stage.participation * a_round

@@ -1,0 +1,159 @@
+"""From a job and its data to what will be run; whatever only the data can refuse is refused here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdsim import partition, seeds
+from qdsim.algorithms import METHODS, fedavg, quickdrop
+from qdsim.config import Job, Request
+from qdsim.data import Dataset
+from qdsim.errors import BadInput
+from qdsim.forgetting import NOTHING, Branch, ForgetSet, View
+from qdsim.hyper import Hyper
+from qdsim.models import ConvNet
+from qdsim.partition import Partition
+from qdsim.phases import Phase
+
+
+@dataclass(frozen=True)
+class SeedPlan:
+    """One federation: who holds what, and what will be asked of it."""
+
+    seed: int
+    partition: Partition
+    labels: tuple[np.ndarray, ...]
+    """Labels of each client's samples."""
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that an experiment needs beside the images themselves."""
+
+    job: Job
+    hyper: Hyper
+    model: ConvNet
+    num_test: int
+    seeds: tuple[SeedPlan, ...]
+
+    @property
+    def uses_synthetic(self) -> bool:
+        """Tell whether any method needs synthetic sets."""
+        return any(METHODS[name].USES_SYNTHETIC for name in self.job.methods)
+
+    def training(self) -> list[Phase]:
+        """Return the phases that all methods share."""
+        if self.uses_synthetic:
+            return quickdrop.training(self.hyper)
+        return [fedavg.phase("train", self.hyper.train, View("real"))]
+
+    def phases(self, method: str, seed_plan: SeedPlan, branch: Branch) -> list[Phase]:
+        """Return a method's phases for a request: those with rounds to run and samples to run on.
+
+        In a sequence nothing is relearnt, since the next request builds on what was forgotten.
+        """
+        found: list[Phase] = METHODS[method].phases(self.hyper, branch)
+        skipped = {"relearn"} if self.job.sequence else set()
+        return [p for p in found if p.name not in skipped and p.stage.rounds and self.sizes(p, seed_plan).any()]
+
+    def sizes(self, phase: Phase, seed_plan: SeedPlan) -> np.ndarray:
+        """Return |Z_i| of every client."""
+        split = seed_plan.partition
+        return phase.view.sizes(split.counts, split.synthetic_counts(self.hyper.synthetic.scale))
+
+    def samples_expected(self) -> float:
+        """Return the samples that all phases will process, for the estimate of the time left."""
+        total = 0.0
+        for seed_plan in self.seeds:
+            phases = self.training()
+            for method in self.job.methods:
+                for branch in seed_plan.branches:
+                    phases = phases + self.phases(method, seed_plan, branch)
+            total += sum(phase.samples_expected(self.sizes(phase, seed_plan)) for phase in phases)
+        return total
+
+
+def make(job: Job, dataset: Dataset) -> Plan:
+    """Split the data for each seed and resolve its requests."""
+    channels, size, _ = dataset.train_images.shape[1:]
+    model = ConvNet(channels, size, dataset.num_classes, job.model.width, job.model.depth)
+    if model.feature_size < 1:
+        deepest = int(np.log2(size + 2 * model.first_padding - 2))
+        raise BadInput("model.depth", job.model.depth, f"{size}x{size} images allow a depth of {deepest} at most")
+    _check_requests(job, dataset)
+    plans = []
+    for seed in job.seeds:
+        split = _split(job, dataset, seed)
+        branches = _branches(job, dataset, split, seed)
+        labels = tuple(dataset.train_labels[rows] for rows in split.indices)
+        plans.append(SeedPlan(seed, split, labels, branches))
+    return Plan(job, job.hyper(dataset.num_classes), model, len(dataset.test_labels), tuple(plans))
+
+
+def _check_requests(job: Job, dataset: Dataset) -> None:
+    present = np.bincount(dataset.train_labels, minlength=dataset.num_classes)
+    last = dataset.num_classes - 1
+    for i, request in enumerate(job.requests):
+        for method in job.methods:
+            if not METHODS[method].SUPPORTS[request.kind]:
+                why = f"{METHODS[method].TITLE} cannot forget a {request.kind}; leave it out of methods"
+                raise BadInput(f"requests[{i}].kind", request.kind, why)
+        if request.kind != "class" or request.target == "random":
+            continue
+        if request.target > last:
+            allowed = f"classes of {dataset.name} are numbered 0 to {last}"
+            raise BadInput(f"requests[{i}].target", request.target, allowed)
+        if not present[request.target]:
+            raise BadInput(f"requests[{i}].target", request.target, "no client has a training sample of this class")
+
+
+def _split(job: Job, dataset: Dataset, seed: int) -> Partition:
+    wanted = job.partition
+    own_seed = wanted.seed
+    if own_seed is None:
+        own_seed = partition.OFFICIAL_SEED if wanted.kind == "official" else seed
+    return partition.split(
+        dataset.train_labels,
+        dataset.num_classes,
+        kind=wanted.kind,
+        clients=wanted.clients,
+        alpha=wanted.alpha,
+        seed=own_seed,
+        min_size=wanted.min_size,
+    )
+
+
+def _branches(job: Job, dataset: Dataset, split: Partition, seed: int) -> tuple[Branch, ...]:
+    """Resolve random targets and, in a sequence, what was forgotten before each request."""
+    branches: list[Branch] = []
+    earlier = NOTHING
+    chosen = {(r.kind, r.target) for r in job.requests}
+    for i, request in enumerate(job.requests):
+        target = request.target
+        if target == "random":
+            target = _draw(request, i, split, seed, chosen)
+        chosen.add((request.kind, target))
+        label = f"{request.kind}:{target}"
+        one = frozenset([int(target)])
+        forget = ForgetSet(classes=one) if request.kind == "class" else ForgetSet(clients=one)
+        branch = Branch(f"{i + 1}:{label}" if job.sequence else label, forget, earlier)
+        key, number = f"requests[{i}].target", target
+        if not View("real", only=forget, without=earlier).sizes(split.counts, split.counts).any():
+            raise BadInput(key, number, f"nothing is left of {label} after the requests before it (seed {seed})")
+        remaining = View("real", without=branch.gone).sizes(split.counts, split.counts).sum()
+        if not remaining and not (job.sequence and i == len(job.requests) - 1):
+            raise BadInput(key, number, f"forgetting {label} would leave no data (seed {seed})")
+        branches.append(branch)
+        if job.sequence:
+            earlier = branch.gone
+    return tuple(branches)
+
+
+def _draw(request: Request, i: int, split: Partition, seed: int, taken: set[tuple[str, int | str]]) -> int:
+    counts = split.counts.sum(0 if request.kind == "class" else 1)
+    free = [int(t) for t in np.flatnonzero(counts) if (request.kind, int(t)) not in taken]
+    if not free:
+        raise BadInput(f"requests[{i}].target", "random", f"every {request.kind} is forgotten by another request")
+    rng = seeds.numpy_generator(seed, "target", request=f"{i}:{request.kind}")
+    return free[int(rng.integers(len(free)))]

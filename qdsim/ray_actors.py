@@ -1,0 +1,314 @@
+"""The actors: clients that own their data, and the driver that schedules and aggregates."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from qdsim import params as P
+from qdsim import ray_cluster
+from qdsim.data import Pixels
+from qdsim.errors import CannotPlace, ClientFailed, QdsimError
+from qdsim.evaluation import Counts
+from qdsim.experiment import Experiment, Progress
+from qdsim.federation import pieces
+from qdsim.forgetting import Branch
+from qdsim.hosts import ClientHost, Images, Shard, use_threads
+from qdsim.hyper import Distillation
+from qdsim.models import ConvNet
+from qdsim.params import Arrays, Params
+from qdsim.phases import Assignment, ClientStep, ClientUpdate, Compute, resolve_micro_batch
+from qdsim.plan import Plan
+from qdsim.results import TableWriter
+
+ACTOR_START_S = 30.0
+"""Slowest start of one actor that is still believed: torch takes 2 to 3 s of a core to import."""
+PROGRESS_EVERY_S = 0.2
+
+
+@ray.remote
+class ClientActor:
+    """Owns one or more clients. Their shards and synthetic sets never leave it."""
+
+    def __init__(
+        self,
+        train: np.ndarray,
+        test: np.ndarray,
+        test_labels: np.ndarray,
+        pixels: Pixels,
+        model: ConvNet,
+        threads: int,
+        micro_batch: int | str,
+    ):
+        use_threads(threads)
+        context = ray.get_runtime_context()
+        gpu_ids = context.get_accelerator_ids()["GPU"]
+        device = torch.device("cpu")
+        if gpu_ids and torch.cuda.is_available():
+            # Ray has narrowed CUDA_VISIBLE_DEVICES to the one GPU, which torch then calls cuda:0
+            device = torch.device("cuda:0")
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
+        self._node_id, self._gpu_id, self._device = context.get_node_id(), ",".join(gpu_ids), device.type
+        compute = Compute(model, device, resolve_micro_batch(micro_batch, device))
+        self._host = ClientHost(compute, Images(train, test, test_labels, pixels), self._node_id, self._gpu_id)
+
+    def describe(self) -> tuple[str, str, str]:
+        """Return node, GPU and kind of device."""
+        return self._node_id, self._gpu_id, self._device
+
+    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+        """Take clients over."""
+        self._host.adopt(run_seed, shards, synthetic)
+
+    @ray.method(num_returns=2)
+    def step(
+        self, arrays: Arrays, client_step: ClientStep, client_id: int, names: Assignment
+    ) -> tuple[ClientUpdate, Arrays]:
+        """Run a client step; the delta is an object of its own, which waits in the store for its turn."""
+        update = self._host.step(client_step, P.from_numpy(arrays), client_id, names)
+        delta, update.delta = P.to_numpy(update.delta), {}
+        return update, delta
+
+    def test_counts(self, arrays: Arrays, start: int, stop: int) -> Counts:
+        """Count on a range of the test set."""
+        return self._host.test_counts(P.from_numpy(arrays), start, stop)
+
+    def own_counts(self, arrays: Arrays, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
+        """Count on clients' own data."""
+        return self._host.own_counts(P.from_numpy(arrays), client_ids, branch)
+
+    def storage_bytes(self) -> int:
+        """Return what the clients store."""
+        return self._host.storage_bytes()
+
+
+Call = tuple[int, str, tuple[Any, ...]]
+"""Actor, method, arguments."""
+
+
+class RayExecutor:
+    """Clients as Ray actors, placed all at once. Implements :class:`qdsim.federation.Executor`."""
+
+    def __init__(self, plan: Plan, images: list[ray.ObjectRef], pixels: Pixels):
+        wanted = plan.job.cluster
+        self.wait_s = 0.0
+        self._layout = ray_cluster.lay_out(plan.job.partition.clients, wanted, ray_cluster.nodes())
+        self._actor_of = {c: a for a, group in enumerate(self._layout.clients) for c in group}
+        self._sizes = np.zeros(plan.job.partition.clients, dtype=np.int64)
+        self._group = self._reserve(wanted.placement_timeout_s)
+        cls: Any = ClientActor
+        self._actors = [
+            cls.options(
+                num_cpus=self._layout.cpus,
+                num_gpus=self._layout.gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
+                name=f"clients-{group[0]}-{group[-1]}-{self._group.id.hex()[:8]}",
+            ).remote(*images, pixels, plan.model, wanted.threads, wanted.micro_batch)
+            for bundle, group in enumerate(self._layout.clients)
+        ]
+        self._nodes, self._on_gpu = self._wait_for_actors()
+        self._slots = self._count_slots(wanted.threads)
+        self._sent: tuple[Params | None, Any] = (None, None)
+
+    def _reserve(self, timeout_s: float) -> PlacementGroup:
+        layout = self._layout
+        group = placement_group([layout.bundle] * len(layout.clients), strategy="SPREAD")
+        if group.wait(timeout_s):
+            return group
+        remove_placement_group(group)
+        ask = f"{len(layout.clients)} actors of {layout.bundle} each"
+        free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
+        fix = "wait for other jobs to end, set cluster.clients_per_actor higher or cluster.gpus_per_client lower"
+        raise CannotPlace(ask, f"{free} free after {timeout_s:g} s (cluster.placement_timeout_s)", fix)
+
+    def _wait_for_actors(self) -> tuple[list[str], list[bool]]:
+        refs = [actor.describe.remote() for actor in self._actors]
+        timeout_s = 60 + ACTOR_START_S * len(refs)
+        ready, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        if late:
+            ask = f"{len(refs)} actors"
+            raise CannotPlace(ask, f"{len(ready)} started within {timeout_s:g} s", "set cluster.clients_per_actor higher")
+        found = ray.get(refs)
+        return [node for node, _, _ in found], [device == "cuda" for _, _, device in found]
+
+    def _count_slots(self, threads: int) -> dict[str, int]:
+        """Return how many calls may run at once on each node: as many as it has cores."""
+        cores = {node["NodeID"]: int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"]}
+        return {node: max(1, cores.get(node, 1) // threads) for node in set(self._nodes)}
+
+    def _dispatch(self, calls: list[Call]) -> Iterator[tuple[int, Any]]:
+        """Start calls in order, no more at once than cores or GPU slots; yield each with its refs when done."""
+        waiting = deque(enumerate(calls))
+        running: dict[Any, tuple[int, int, Any]] = {}
+        busy: set[int] = set()
+        used = dict.fromkeys(self._slots, 0)
+        while waiting or running:
+            for _ in range(len(waiting)):
+                index, (actor, method, arguments) = waiting.popleft()
+                node = self._nodes[actor]
+                if actor in busy or (not self._on_gpu[actor] and used[node] >= self._slots[node]):
+                    waiting.append((index, (actor, method, arguments)))
+                    continue
+                refs = getattr(self._actors[actor], method).remote(*arguments)
+                first = refs[0] if isinstance(refs, list) else refs
+                running[first] = (index, actor, refs)
+                busy.add(actor)
+                used[node] += 1
+            began_s = time.perf_counter()
+            done, _ = ray.wait(list(running), num_returns=1, fetch_local=False)
+            self.wait_s += time.perf_counter() - began_s
+            for ref in done:
+                index, actor, refs = running.pop(ref)
+                busy.discard(actor)
+                used[self._nodes[actor]] -= 1
+                yield index, refs
+
+    def _gather(self, calls: list[Call]) -> list[Any]:
+        results: list[Any] = [None] * len(calls)
+        for index, ref in self._dispatch(calls):
+            results[index] = ray.get(ref)
+        return results
+
+    def _put(self, params: Params) -> Any:
+        """Put the global model into the store once, however many calls read it."""
+        if self._sent[0] is not params:
+            self._sent = (params, ray.put(P.to_numpy(params)))
+        return self._sent[1]
+
+    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+        """Give every actor its clients' shards."""
+        self._sizes = np.array([len(shard.indices) for shard in shards])
+        calls: list[Call] = []
+        for actor, group in enumerate(self._layout.clients):
+            calls.append((actor, "adopt", (run_seed, [shards[i] for i in group], synthetic)))
+        self._gather(calls)
+
+    def map(
+        self,
+        client_step: ClientStep,
+        params: Params,
+        client_ids: list[int],
+        names: Assignment,
+        on_done: Callable[[int], None],
+    ) -> Iterator[ClientUpdate]:
+        """Start the largest clients first; yield in the order of ``client_ids``, early ones wait as refs."""
+        self.wait_s = 0.0
+        ref = self._put(params)
+        started = sorted(client_ids, key=lambda i: -self._sizes[i])
+        calls: list[Call] = [(self._actor_of[i], "step", (ref, client_step, i, names)) for i in started]
+        early: dict[int, Any] = {}
+        due = deque(client_ids)
+        for done, (index, refs) in enumerate(self._dispatch(calls), start=1):
+            early[started[index]] = refs
+            on_done(done)
+            while due and due[0] in early:
+                client_id = due.popleft()
+                yield self._fetch(early.pop(client_id), client_id, names)
+
+    def _fetch(self, refs: Any, client_id: int, names: Assignment) -> ClientUpdate:
+        where = f"node {self._nodes[self._actor_of[client_id]][:8]}"
+        try:
+            update, delta = ray.get(refs)
+        except RayTaskError as error:
+            cause = f"{type(error.cause).__name__}: {str(error.cause).splitlines()[0] if str(error.cause) else ''}"
+            raise ClientFailed(client_id, names.phase, names.round_number, where, cause) from error
+        except RayError as error:
+            cause = f"its actor was lost ({type(error).__name__}: {str(error).splitlines()[0]})"
+            raise ClientFailed(client_id, names.phase, names.round_number, where, cause) from error
+        update.delta = P.from_numpy(delta)
+        assert isinstance(update, ClientUpdate)
+        return update
+
+    def test_counts(self, params: Params, num_test: int) -> Counts:
+        """Spread the test set over as many actors as may run at once."""
+        ref = self._put(params)
+        lanes = min(len(self._actors), sum(self._slots.values()) if not any(self._on_gpu) else len(self._actors))
+        ranges = pieces(num_test, lanes)
+        calls: list[Call] = [(i, "test_counts", (ref, start, stop)) for i, (start, stop) in enumerate(ranges)]
+        return _total(self._gather(calls))
+
+    def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
+        """Count where the data are."""
+        ref = self._put(params)
+        owned = [[i for i in group if i in set(client_ids)] for group in self._layout.clients]
+        calls: list[Call] = [(a, "own_counts", (ref, ids, branch)) for a, ids in enumerate(owned) if ids]
+        halves = self._gather(calls)
+        return _total([f for f, _ in halves]), _total([r for _, r in halves])
+
+    def storage_bytes(self) -> int:
+        """Return what all clients store."""
+        return sum(self._gather([(actor, "storage_bytes", ()) for actor in range(len(self._actors))]))
+
+
+def _total(counts: list[Counts]) -> Counts:
+    total = counts[0]
+    for other in counts[1:]:
+        total = total + other
+    return total
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"watch": 1})
+class DriverActor:
+    """Aggregates, schedules phases and writes the tables; the command line only watches it."""
+
+    def __init__(self) -> None:
+        self._events: deque[Progress] = deque()
+        self._lock = threading.Lock()
+        self._reported_s = 0.0
+
+    def run(self, plan: Plan, run_dir: str, images: list[Any], pixels: Pixels) -> None:
+        """Run the whole plan. ``images`` are references: training images never come into this process."""
+        use_threads(plan.job.cluster.threads)
+        executor = RayExecutor(plan, images, pixels)
+        Experiment(plan, executor, TableWriter(Path(run_dir)), self._emit).run()
+
+    def _emit(self, event: Progress) -> None:
+        now_s = time.monotonic()
+        if event.row is None and event.round_number and now_s - self._reported_s < PROGRESS_EVERY_S:
+            return
+        self._reported_s = now_s
+        with self._lock:
+            self._events.append(event)
+
+    @ray.method(concurrency_group="watch")
+    def events(self) -> list[Progress]:
+        """Return what has happened since the last call."""
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+
+def run_on_ray(
+    plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None], poll_s: float = 0.25
+) -> None:
+    """Start the driver actor on this node and watch it to its end."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
+    cls: Any = DriverActor
+    driver = cls.options(scheduling_strategy=here).remote()
+    running = driver.run.remote(plan, str(run_dir.resolve()), refs, images.pixels)
+    while True:
+        done, _ = ray.wait([running], timeout=poll_s)
+        try:
+            for event in ray.get(driver.events.remote()):
+                emit(event)
+            if done:
+                ray.get(running)
+                return
+        except RayTaskError as error:
+            if isinstance(error.cause, QdsimError):
+                raise error.cause from None
+            raise
+        except RayError as error:
+            raise QdsimError(f"the driver actor was lost: {str(error).splitlines()[0]}") from error

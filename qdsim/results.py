@@ -1,0 +1,115 @@
+"""The run directory: ``manifest.json``, ``partitions/`` and ``tables/<table>/*.parquet``.
+
+Rows stream in as small finished files: written under a name that begins with a dot, flushed to disk, then
+renamed. A reader therefore sees whole parts only, at any moment. Parts are only ever added.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from qdsim import tables
+from qdsim.errors import BadInput
+
+
+def new_run_directory(out: Path, name: str) -> Path:
+    """Make ``<out>/<name>-<id>``; the id sorts by time and never meets an existing run."""
+    run_dir = out / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    try:
+        (run_dir / "tables").mkdir(parents=True)
+    except OSError as error:
+        raise BadInput("--out", str(out), f"cannot be written to: {error.strerror}") from None
+    return run_dir
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a whole file or none of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    _rename(temporary, path)
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class Manifest:
+    """What the run is: configuration, versions, hardware, state. Rewritten whole at each change."""
+
+    def __init__(self, run_dir: Path, content: dict[str, Any]):
+        self._path = run_dir / "manifest.json"
+        self._content = content
+        self.update(state="running", started_at=_now())
+
+    def update(self, **changes: Any) -> None:
+        """Change some entries and write the file."""
+        self._content.update(changes)
+        text = json.dumps(self._content, indent=2, sort_keys=True, default=str)
+        write_atomically(self._path, text.encode() + b"\n")
+
+    def finish(self, state: str, **changes: Any) -> None:
+        """Record the end: done, failed or interrupted."""
+        self.update(state=state, finished_at=_now(), **changes)
+
+
+def read_manifest(run_dir: Path) -> dict[str, Any]:
+    """Read a run's manifest."""
+    path = run_dir / "manifest.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput("RUN", str(run_dir), "no manifest.json there: not a run directory") from None
+    except (OSError, ValueError) as error:
+        raise BadInput("RUN", str(run_dir), f"its manifest.json cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise BadInput("RUN", str(run_dir), "its manifest.json holds no object")
+    return content
+
+
+class TableWriter:
+    """Adds parts to the tables of one run."""
+
+    def __init__(self, run_dir: Path):
+        self._run_id = run_dir.name
+        self._folder = run_dir / "tables"
+        self._schemas = {table: tables.schema(table, self._run_id) for table in tables.COLUMNS}
+        for table in tables.COLUMNS:
+            (self._folder / table).mkdir(parents=True, exist_ok=True)
+            self._write(table, "00-schema", [])
+
+    def append(self, table: str, part: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows as one part; the same part written again replaces itself."""
+        for row in rows:
+            unknown = row.keys() - set(self._schemas[table].names)
+            if unknown:
+                raise ValueError(f"table {table} has no columns {sorted(unknown)}")
+        self._write(table, part, [{**row, "run_id": self._run_id} for row in rows])
+
+    def _write(self, table: str, part: str, rows: list[dict[str, Any]]) -> None:
+        path = self._folder / table / f"{part.replace('/', '_').replace(':', '-')}.parquet"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        data = pa.Table.from_pylist(rows, schema=self._schemas[table])
+        with open(temporary, "wb") as file:
+            pq.write_table(data, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(temporary, path)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
