@@ -42,6 +42,19 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+def device_of(gpu_ids: list[str]) -> torch.device:
+    """Return CUDA where the process was given a GPU and there really is one, else the CPU.
+
+    Ray narrows CUDA_VISIBLE_DEVICES to the assigned GPU, which torch then calls cuda:0. Logical GPUs on a
+    machine without any leave the CPU.
+    """
+    if not gpu_ids or not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    return torch.device("cuda:0")
+
+
 class ClientHost:
     """Keeps client states between rounds and runs client steps on them."""
 

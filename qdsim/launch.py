@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from qdsim import __version__, data, results
+from qdsim import __version__, data, ray_environment, results
 from qdsim.algorithms import METHODS
 from qdsim.config import Job
 from qdsim.errors import QdsimError
@@ -105,7 +105,7 @@ def _run_inline(plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progr
 def _run_on_ray(
     plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None], address: str | None
 ) -> None:
-    # Ray is imported here: it reads its settings from the environment when it is
+    ray_environment.prepare(address)  # before Ray is imported
     from qdsim import ray_cluster
     from qdsim.ray_actors import run_on_ray
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -22,7 +21,7 @@ from qdsim.evaluation import Counts
 from qdsim.experiment import Experiment, Progress
 from qdsim.federation import pieces
 from qdsim.forgetting import Branch
-from qdsim.hosts import ClientHost, Images, Shard, use_threads
+from qdsim.hosts import ClientHost, Images, Shard, device_of, use_threads
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Arrays, Params
@@ -52,12 +51,7 @@ class ClientActor:
         use_threads(threads)
         context = ray.get_runtime_context()
         gpu_ids = context.get_accelerator_ids()["GPU"]
-        device = torch.device("cpu")
-        if gpu_ids and torch.cuda.is_available():
-            # Ray has narrowed CUDA_VISIBLE_DEVICES to the one GPU, which torch then calls cuda:0
-            device = torch.device("cuda:0")
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.benchmark = False
+        device = device_of(gpu_ids)
         self._node_id, self._gpu_id, self._device = context.get_node_id(), ",".join(gpu_ids), device.type
         compute = Compute(model, device, resolve_micro_batch(micro_batch, device))
         self._host = ClientHost(compute, Images(train, test, test_labels, pixels), self._node_id, self._gpu_id)

@@ -1,11 +1,9 @@
 """Where Ray is started or joined, and how clients are laid out on it."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import ray
 
@@ -88,16 +86,8 @@ def nodes() -> list[Node]:
 
 @contextmanager
 def connected(wanted: ClusterSection, address: str | None) -> Iterator[None]:
-    """Join the cluster at ``address``, or start one on this machine for the duration of the block.
-
-    ``RAY_AUTH_MODE`` is always set: left to itself Ray decides by the files it finds. A local cluster gets a
-    token of its own that no file holds; a remote one is joined with the user's token if there is one.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    """Join the cluster at ``address``, or start one on this machine for the duration of the block."""
     if address is None and not os.environ.get("RAY_ADDRESS"):
-        if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and not _has_token():
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         ray.init(
             address="local",
             num_cpus=wanted.local_cpus,
@@ -108,12 +98,11 @@ def connected(wanted: ClusterSection, address: str | None) -> Iterator[None]:
             namespace="qdsim",
         )
     else:
-        os.environ.setdefault("RAY_AUTH_MODE", "token" if _has_token() else "disabled")
         where = address or os.environ["RAY_ADDRESS"]
         try:
             ray.init(address=where, log_to_driver=False, logging_level="ERROR", namespace="qdsim")
         except (ConnectionError, ValueError, RuntimeError) as error:
-            mode = os.environ["RAY_AUTH_MODE"]
+            mode = os.environ.get("RAY_AUTH_MODE")
             fix = f"check that it runs there, and its token (RAY_AUTH_MODE is {mode!r} here)"
             raise CannotPlace(f"a cluster at {where}", str(error).splitlines()[0], fix) from None
     try:
@@ -121,8 +110,3 @@ def connected(wanted: ClusterSection, address: str | None) -> Iterator[None]:
     finally:
         ray.shutdown()
 
-
-def _has_token() -> bool:
-    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        return True
-    return (Path.home() / ".ray" / "auth_token").exists()
