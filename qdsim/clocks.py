@@ -17,12 +17,12 @@ class Stopwatch:
         self._cuda = device.type == "cuda"
         self._cpu_s = 0.0
         self._started_s = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: list[tuple[torch.cuda.Event, ...]] = []
 
     def __enter__(self) -> "Stopwatch":
         """Start."""
         if self._cuda:
-            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            pair = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             pair[0].record()
             self._events.append(pair)
         else:
@@ -44,4 +44,4 @@ class Stopwatch:
         if not self._cuda:
             return self._cpu_s
         torch.cuda.synchronize()
-        return sum(start.elapsed_time(end) for start, end in self._events) / 1000
+        return float(sum(start.elapsed_time(end) for start, end in self._events)) / 1000

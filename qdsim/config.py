@@ -180,9 +180,7 @@ class Job(Section):
     """One line: what the job reproduces."""
     seeds: Annotated[tuple[NotNegative, ...], Field(min_length=1, strict=False)] = (0, 1, 2, 3, 4)
     methods: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = ("quickdrop", "retrain")
-    requests: Annotated[tuple[Request, ...], Field(min_length=1, strict=False)] = (
-        Request(kind="class", target=9),
-    )
+    requests: Annotated[tuple[Request, ...], Field(min_length=1, strict=False)] = (Request(kind="class", target=9),)
     sequence: bool = False
     """True: each request starts from the model that the one before it left."""
     data: DataSection = DataSection()

@@ -57,9 +57,7 @@ class Dataset:
         }
 
 
-def load(
-    dataset: str, root: str, *, verify: bool = True, download: bool = False, size: int | None = None
-) -> Dataset:
+def load(dataset: str, root: str, *, verify: bool = True, download: bool = False, size: int | None = None) -> Dataset:
     """Read a data set by the name that ``data.dataset`` gives it."""
     kind, _, folder = dataset.partition(":")
     readers: dict[str, Callable[[], _Parts]] = {
@@ -105,9 +103,7 @@ def _assemble(name: str, parts: _Parts) -> Dataset:
         if values.min() < 0 or values.max() >= classes:
             bad = int(values.min()) if values.min() < 0 else int(values.max())
             raise BadInput("data.dataset", name, f"a {split} label is {bad}; allowed are 0 to {classes - 1}")
-    return Dataset(
-        name, images, labels, parts.test_images, test_labels, classes, _pixel_statistics(images), parts.note
-    )
+    return Dataset(name, images, labels, parts.test_images, test_labels, classes, _pixel_statistics(images), parts.note)
 
 
 def _pixel_statistics(images: np.ndarray) -> Pixels:
@@ -133,9 +129,7 @@ def _digits() -> _Parts:
 
     raw = load_digits()
     images = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
-    split = train_test_split(
-        images, raw.target, test_size=DIGITS_TEST_SHARE, random_state=0, stratify=raw.target
-    )
+    split = train_test_split(images, raw.target, test_size=DIGITS_TEST_SHARE, random_state=0, stratify=raw.target)
     return _Parts(split[0], split[2], split[1], split[3], num_classes=10)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 import pandas as pd
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -15,6 +16,8 @@ from rich.text import Text
 from qdsim import summary
 from qdsim.experiment import Progress
 from qdsim.plan import Plan
+
+RESULT_WIDTH = 120
 
 
 class Display:
@@ -118,6 +121,8 @@ def _duration(seconds: float) -> str:
 
 def print_result(console: Console, run_dir: Path) -> None:
     """Print the result table of a run with what must be said under it."""
+    if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
+        console = Console(width=RESULT_WIDTH, file=console.file)
     table = summary.stage_table(run_dir)
     if table.empty:
         console.print("no request has been served yet: no stage to show")
@@ -133,11 +138,12 @@ def print_result(console: Console, run_dir: Path) -> None:
 
 def _result_table(request: str, rows: pd.DataFrame, titles: dict[str, str], several: bool) -> Table:
     seeds = int(rows["n"].max())
-    table = Table(title=f"forget {request}  (n = {seeds} seed{'s' if seeds > 1 else ''})", title_justify="left")
-    table.add_column("method")
-    table.add_column("model")
-    for name in ("F-Set", "R-Set", "rounds", "data size", "samples", "client compute", "speed-up"):
-        table.add_column(name, justify="right")
+    title = f"forget {request}  (n = {seeds} seed{'s' if seeds > 1 else ''})"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("method", "model"):
+        table.add_column(name, no_wrap=True)
+    for name in ("F-Set", "R-Set", "rounds", "samples", "compute", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows.to_dict("records"):
         table.add_row(
             titles.get(row["method"], row["method"]),
@@ -145,7 +151,6 @@ def _result_table(request: str, rows: pd.DataFrame, titles: dict[str, str], seve
             _percent(row["forget_accuracy"], row["forget_accuracy_sd"], several),
             _percent(row["retain_accuracy"], row["retain_accuracy_sd"], several),
             f"{row['rounds_run']:.0f}",
-            f"{row['data_size']:,.0f}",
             f"{row['samples']:,.0f}",
             f"{row['client_compute_s']:.2f} s",
             f"{row['speedup']:.1f}x" if row["speedup"] is not None and not math.isnan(row["speedup"]) else "",

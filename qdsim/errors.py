@@ -76,7 +76,8 @@ class ClientFailed(QdsimError):
 
     def __str__(self) -> str:
         """Name client, phase, round and place before the cause."""
-        return f"client {self.client_id} failed in {self.phase}, round {self.round_number}, on {self.where}: {self.cause}"
+        place = f"{self.phase}, round {self.round_number}, on {self.where}"
+        return f"client {self.client_id} failed in {place}: {self.cause}"
 
 
 class Diverged(QdsimError):

@@ -11,7 +11,7 @@ from qdsim.forgetting import Branch, View
 from qdsim.params import Params
 from qdsim.phases import Compute
 
-BATCH = 250
+BATCH = 100
 """Images of one forward pass. Pieces begin at multiples of it, so a result never depends on who did which."""
 
 

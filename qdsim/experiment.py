@@ -21,6 +21,16 @@ SHARED = "shared"
 TRAINING = Branch("", NOTHING)
 CONVERGED_WITHIN = 0.01
 SUMMED = ("wall_s", "client_compute_s", "critical_path_s", "evaluation_s", "aggregation_s", "wait_s")
+CLIENT_COLUMNS = (
+    "client_id",
+    "num_samples",
+    "loss",
+    "compute_s",
+    "matching_s",
+    "node_id",
+    "gpu_id",
+    "peak_memory_bytes",
+)
 COUNTED = ("samples", "gradients", "bytes_up", "bytes_down", "participants_expected", "participants_received")
 
 
@@ -76,9 +86,7 @@ class Experiment:
             params = self._run_phase(seed_plan, method, branch, phase, params)
         return params
 
-    def _run_phase(
-        self, seed_plan: SeedPlan, method: str, branch: Branch, phase: Phase, params: Params
-    ) -> Params:
+    def _run_phase(self, seed_plan: SeedPlan, method: str, branch: Branch, phase: Phase, params: Params) -> Params:
         if phase.fresh_start:
             names = {"request": branch.label, "phase": phase.name}
             params = self._plan.model.init(seeds.generator(seed_plan.seed, "init", **names))
@@ -86,8 +94,9 @@ class Experiment:
         at = Progress(seed_plan.seed, method, branch.label, phase.name, 0, phase.stage.rounds, 0, 0, self._share())
         self._emit(at)
 
-        def on_client(round_number: int, done: int, expected: int) -> None:
-            self._emit(replace(at, round_number=round_number, clients_done=done, clients=expected, share_done=self._share()))
+        def on_client(round_number: int, expected: int, done: int) -> None:
+            here = replace(at, round_number=round_number, clients_done=done, clients=expected)
+            self._emit(replace(here, share_done=self._share()))
 
         keys = {"seed": seed_plan.seed, "cell": "", "method": method, "request": branch.label, "phase": phase.name}
         start_scores = self._scores(params, branch)[0] if branch.label else {}
@@ -151,16 +160,11 @@ class Experiment:
         ]
         self._writer.append("partitions", f"seed-{seed}", rows)
 
-    def _write_round(
-        self, row: dict[str, Any], keys: dict[str, Any], result: RoundResult, counts: Counts
-    ) -> None:
+    def _write_round(self, row: dict[str, Any], keys: dict[str, Any], result: RoundResult, counts: Counts) -> None:
         part = f"{_part(keys)}-{result.round_number:05d}"
         here = {**keys, "round": result.round_number, "reused": False}
-        classes = [
-            {**here, "class": c, "accuracy": counts.accuracy({c})} for c in range(self._plan.model.num_classes)
-        ]
-        names = ("client_id", "num_samples", "loss", "compute_s", "matching_s", "node_id", "gpu_id", "peak_memory_bytes")
-        clients = [{**here, **{name: getattr(update, name) for name in names}} for update in result.updates]
+        classes = [{**here, "class": c, "accuracy": counts.accuracy({c})} for c in range(self._plan.model.num_classes)]
+        clients = [{**here, **{name: getattr(update, name) for name in CLIENT_COLUMNS}} for update in result.updates]
         self._writer.append("clients", part, clients)
         self._writer.append("classes", part, classes)
         self._writer.append("rounds", part, [row])
@@ -208,7 +212,7 @@ def _costs(result: RoundResult) -> dict[str, Any]:
         "wait_s": result.wait_s,
         "samples": sum(u.samples for u in updates),
         "gradients": sum(u.gradients for u in updates),
-        "bytes_up": result.bytes_up,
+        "bytes_up": sum(u.bytes_up for u in updates),
         "bytes_down": result.bytes_down,
         "participants_expected": result.expected,
         "participants_received": len(updates),

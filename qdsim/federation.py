@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -67,11 +69,14 @@ class InlineExecutor:
         on_done: Callable[[int], None],
     ) -> Iterator[ClientUpdate]:
         """Run the steps in order."""
+        self.wait_s = 0.0
         for done, client_id in enumerate(client_ids, start=1):
+            began_s = time.perf_counter()
             try:
                 update = self._host.step(client_step, params, client_id, names)
             except Diverged as error:
                 raise ClientFailed(client_id, names.phase, names.round_number, "this machine", str(error)) from error
+            self.wait_s += time.perf_counter() - began_s
             on_done(done)
             yield update
 
@@ -97,7 +102,6 @@ class RoundResult:
     updates: list[ClientUpdate]
     """Without their deltas: these are gone once they are summed."""
     expected: int
-    bytes_up: int
     bytes_down: int
     wall_s: float
     wait_s: float
@@ -113,36 +117,25 @@ def run_rounds(
     request: str,
     on_client: Callable[[int, int, int], None],
 ) -> Iterator[RoundResult]:
-    """Run a phase: select, client steps, server step, in every round. ``sizes`` are the |Z_i|."""
+    """Run a phase: select, client steps, server step, in every round. ``sizes`` are the |Z_i|.
+
+    ``on_client(round, expected, done)`` is told whenever a client has finished.
+    """
     for round_number in range(1, phase.stage.rounds + 1):
         started_s = time.perf_counter()
         names = Assignment(run_seed, request, phase.name, round_number)
         ids = fedavg.select(sizes, phase.stage.participation, names.generator("participants"))
         kept: list[ClientUpdate] = []
-        sent = 0
-
-        def report(done: int, round_number: int = round_number, expected: int = len(ids)) -> None:
-            on_client(round_number, done, expected)
-
-        def arriving(ids: list[int] = ids, names: Assignment = names, report: Callable[[int], None] = report) -> (
-            Iterator[ClientUpdate]
-        ):
-            nonlocal sent
-            for update in executor.map(phase.client_step, params, ids, names, report):
-                yield update
-                sent += P.size_bytes(update.delta)
-                update.delta = {}
-                kept.append(update)
-
+        report = partial(on_client, round_number, len(ids))
+        updates = executor.map(phase.client_step, params, ids, names, report)
         before_s = time.perf_counter()
-        params = phase.server_step(params, arriving())
+        params = phase.server_step(params, _dropping_deltas(updates, kept))
         step_s = time.perf_counter() - before_s
         yield RoundResult(
             round_number=round_number,
             params=params,
             updates=kept,
             expected=len(ids),
-            bytes_up=sent,
             bytes_down=len(ids) * P.size_bytes(params),
             wall_s=time.perf_counter() - started_s,
             wait_s=executor.wait_s,
@@ -150,8 +143,17 @@ def run_rounds(
         )
 
 
+def _dropping_deltas(updates: Iterator[ClientUpdate], kept: list[ClientUpdate]) -> Iterator[ClientUpdate]:
+    """Hand each update on, then keep it without its delta: one is in memory at a time."""
+    for update in updates:
+        update.bytes_up = P.size_bytes(update.delta)
+        yield update
+        update.delta = {}
+        kept.append(update)
+
+
 def pieces(num_test: int, parts: int) -> list[tuple[int, int]]:
     """Cut the test set into at most ``parts`` ranges that begin at multiples of the evaluation batch."""
     batches = -(-num_test // BATCH)
     edges = sorted({min(num_test, BATCH * (batches * i // parts)) for i in range(parts)} | {0, num_test})
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))

@@ -44,7 +44,7 @@ class ConvNet:
     @property
     def feature_size(self) -> int:
         """Height and width that are left before the classifier."""
-        return (self.size + 2 * self.first_padding - 2) // 2**self.depth
+        return (self.size + 2 * self.first_padding - 2) >> self.depth
 
     def init(self, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Params:
         """Draw θ_0 as PyTorch's own layers do: uniform in ±1/sqrt(fan_in), γ = 1, β = 0."""

@@ -55,11 +55,12 @@ def split(
     """Divide the samples; draw again until every client has ``min_size`` of them."""
     if clients * max(min_size, 1) > len(labels):
         most = len(labels) // max(min_size, 1)
-        raise BadInput("partition.clients", clients, f"{len(labels)} samples allow at most {most} clients of {min_size}")
+        allowed = f"{len(labels)} samples allow at most {most} clients of {max(min_size, 1)}"
+        raise BadInput("partition.clients", clients, allowed)
     by_class = [np.flatnonzero(labels == c) for c in range(num_classes)]
     if kind == "iid":
         return _gather(_iid(by_class, clients, seed), labels, num_classes)
-    draw = _official(by_class, clients, alpha, seed) if kind == "official" else _dirichlet(by_class, clients, alpha, seed)
+    draw = (_official if kind == "official" else _dirichlet)(by_class, clients, alpha, seed)
     best = 0
     for _ in range(MAX_REDRAWS):
         shares = draw()
@@ -103,9 +104,7 @@ def _official(by_class: list[np.ndarray], clients: int, alpha: float, seed: int)
 
     def draw() -> Shares:
         q = rng.dirichlet([alpha] * clients, size=len(by_class))
-        return [
-            np.split(rows, (np.cumsum(q[c])[:-1] * len(rows)).astype(int)) for c, rows in enumerate(by_class)
-        ]
+        return [np.split(rows, (np.cumsum(q[c])[:-1] * len(rows)).astype(int)) for c, rows in enumerate(by_class)]
 
     return draw
 

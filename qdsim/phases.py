@@ -70,6 +70,7 @@ class ClientUpdate:
     """Mini-batch gradients with respect to θ on the phase's own data (matching is not counted)."""
     samples: int
     """Samples that went into those gradients."""
+    bytes_up: int = 0
     matching_s: float = 0.0
     compute_s: float = 0.0
     peak_memory_bytes: int = 0

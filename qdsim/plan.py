@@ -128,7 +128,7 @@ def _branches(job: Job, dataset: Dataset, split: Partition, seed: int) -> tuple[
     """Resolve random targets and, in a sequence, what was forgotten before each request."""
     branches: list[Branch] = []
     earlier = NOTHING
-    chosen = {(r.kind, r.target) for r in job.requests}
+    chosen: set[tuple[str, int | str]] = {(r.kind, r.target) for r in job.requests}
     for i, request in enumerate(job.requests):
         target = request.target
         if target == "random":

@@ -27,9 +27,9 @@ def laptop(job: Job) -> dict[str, Any]:
         "recover.rounds": min(job.recover.rounds, 2),
         "recover.steps": 5,
         "recover.lr": 0.05,
-        "relearn.rounds": min(job.relearn.rounds, 2),
-        "relearn.steps": 5,
-        "relearn.lr": 0.05,
+        "relearn.rounds": 4 if job.relearn.rounds else 0,
+        "relearn.steps": 10,
+        "relearn.lr": 0.1,
         **_packing(job),
     }
 

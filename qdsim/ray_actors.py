@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from qdsim import params as P
@@ -93,7 +93,7 @@ Call = tuple[int, str, tuple[Any, ...]]
 class RayExecutor:
     """Clients as Ray actors, placed all at once. Implements :class:`qdsim.federation.Executor`."""
 
-    def __init__(self, plan: Plan, images: list[ray.ObjectRef], pixels: Pixels):
+    def __init__(self, plan: Plan, images: list[Any], pixels: Pixels):
         wanted = plan.job.cluster
         self.wait_s = 0.0
         self._layout = ray_cluster.lay_out(plan.job.partition.clients, wanted, ray_cluster.nodes())
@@ -114,14 +114,14 @@ class RayExecutor:
         self._slots = self._count_slots(wanted.threads)
         self._sent: tuple[Params | None, Any] = (None, None)
 
-    def _reserve(self, timeout_s: float) -> PlacementGroup:
+    def _reserve(self, timeout_s: float) -> Any:
         layout = self._layout
         group = placement_group([layout.bundle] * len(layout.clients), strategy="SPREAD")
         if group.wait(timeout_s):
             return group
         remove_placement_group(group)
         ask = f"{len(layout.clients)} actors of {layout.bundle} each"
-        free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
+        free = ray_cluster.free()
         fix = "wait for other jobs to end, set cluster.clients_per_actor higher or cluster.gpus_per_client lower"
         raise CannotPlace(ask, f"{free} free after {timeout_s:g} s (cluster.placement_timeout_s)", fix)
 
@@ -130,14 +130,14 @@ class RayExecutor:
         timeout_s = 60 + ACTOR_START_S * len(refs)
         ready, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         if late:
-            ask = f"{len(refs)} actors"
-            raise CannotPlace(ask, f"{len(ready)} started within {timeout_s:g} s", "set cluster.clients_per_actor higher")
-        found = ray.get(refs)
-        return [node for node, _, _ in found], [device == "cuda" for _, _, device in found]
+            found = f"{len(ready)} that started within {timeout_s:g} s"
+            raise CannotPlace(f"{len(refs)} actors", found, "set cluster.clients_per_actor higher")
+        places = ray.get(refs)
+        return [node for node, _, _ in places], [device == "cuda" for _, _, device in places]
 
     def _count_slots(self, threads: int) -> dict[str, int]:
         """Return how many calls may run at once on each node: as many as it has cores."""
-        cores = {node["NodeID"]: int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"]}
+        cores = {node.node_id: int(node.cpus) for node in ray_cluster.nodes()}
         return {node: max(1, cores.get(node, 1) // threads) for node in set(self._nodes)}
 
     def _dispatch(self, calls: list[Call]) -> Iterator[tuple[int, Any]]:
@@ -251,7 +251,7 @@ def _total(counts: list[Counts]) -> Counts:
     return total
 
 
-@ray.remote(num_cpus=0, concurrency_groups={"watch": 1})
+@ray.remote(num_cpus=0, concurrency_groups={"watch": 1})  # type: ignore[call-overload]
 class DriverActor:
     """Aggregates, schedules phases and writes the tables; the command line only watches it."""
 

@@ -1,5 +1,6 @@
 """Where Ray is started or joined, and how clients are laid out on it."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ MOST_ACTORS_PER_GPU = 8
 class Node:
     """What one node of the cluster offers."""
 
+    node_id: str
     host: str
     cpus: float
     gpus: int
@@ -76,12 +78,18 @@ def lay_out(clients: int, wanted: ClusterSection, nodes: list[Node]) -> Layout:
 def nodes() -> list[Node]:
     """Return the nodes of the cluster that are alive."""
     found = []
-    for node in ray.nodes():
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"]:
             has = node["Resources"]
             memory = has.get("memory", 0.0)
-            found.append(Node(node["NodeManagerHostname"], has.get("CPU", 0.0), int(has.get("GPU", 0)), memory))
+            cpus, gpus = has.get("CPU", 0.0), int(has.get("GPU", 0))
+            found.append(Node(node["NodeID"], node["NodeManagerHostname"], cpus, gpus, memory))
     return found
+
+
+def free() -> dict[str, float]:
+    """Return the CPUs and GPUs that nobody holds at the moment."""
+    return {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -94,13 +102,13 @@ def connected(wanted: ClusterSection, address: str | None) -> Iterator[None]:
             num_gpus=wanted.local_gpus,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             namespace="qdsim",
         )
     else:
         where = address or os.environ["RAY_ADDRESS"]
         try:
-            ray.init(address=where, log_to_driver=False, logging_level="ERROR", namespace="qdsim")
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="qdsim")
         except (ConnectionError, ValueError, RuntimeError) as error:
             mode = os.environ.get("RAY_AUTH_MODE")
             fix = f"check that it runs there, and its token (RAY_AUTH_MODE is {mode!r} here)"
@@ -109,4 +117,3 @@ def connected(wanted: ClusterSection, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-

@@ -1,5 +1,6 @@
 """The result table of a run, from its Parquet tables alone."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
     return table.assign(a=keys[0], b=keys[1], c=keys[2]).sort_values(["a", "b", "c"]).drop(columns=["a", "b", "c"])
 
 
-def _speedup(served: pd.DataFrame, row: dict[str, Any]) -> float | None:
+def _speedup(served: pd.DataFrame, row: Mapping[Any, Any]) -> float | None:
     """Retraining's client compute over the method's, up to recovery; None where there is no comparison."""
     if row["method"] in ("shared", "retrain") or row["phase"] != "recover":
         return None

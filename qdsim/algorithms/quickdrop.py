@@ -90,9 +90,7 @@ def train(
     return replace(client, synthetic=learnt), update
 
 
-def synthetic_rows(
-    labels: np.ndarray, classes: list[int], most: int, generator: torch.Generator
-) -> dict[int, Tensor]:
+def synthetic_rows(labels: np.ndarray, classes: list[int], most: int, generator: torch.Generator) -> dict[int, Tensor]:
     """B^S: at most ``most`` synthetic images of the client, those of the given classes, by class."""
     rows = np.arange(len(labels))
     if len(labels) > most:
