@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from qdsim.errors import BadInput, QdsimError
+from qdsim.errors import BadInput, Interrupted, QdsimError
 
 app = typer.Typer(
     help="Simulate federated unlearning with QuickDrop on Ray.",
@@ -84,8 +84,6 @@ def jobs(
 
 def main() -> None:
     """Run the command line; every error ends in one line of cause and its exit code."""
-    from qdsim.launch import Interrupted
-
     debug = "--debug" in sys.argv
     try:
         app()

@@ -1,9 +1,12 @@
 """What a person sees: a live screen in a terminal, plain lines elsewhere, and the result table."""
 
+from __future__ import annotations
+
 import math
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich import box
@@ -14,8 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from qdsim import summary
-from qdsim.experiment import Progress
-from qdsim.plan import Plan
+
+if TYPE_CHECKING:  # neither is needed to show a finished run, and both bring torch
+    from qdsim.experiment import Progress
+    from qdsim.plan import Plan
 
 RESULT_WIDTH = 120
 
@@ -31,7 +36,7 @@ class Display:
         self._marks: list[tuple[float, float]] = []
         self._score = ""
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Display:
         """Take the screen over, where there is one."""
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._render)
@@ -123,11 +128,11 @@ def print_result(console: Console, run_dir: Path) -> None:
     """Print the result table of a run with what must be said under it."""
     if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
         console = Console(width=RESULT_WIDTH, file=console.file)
+    titles = summary.method_titles(run_dir)
     table = summary.stage_table(run_dir)
     if table.empty:
         console.print("no request has been served yet: no stage to show")
     else:
-        titles = summary.method_titles(run_dir)
         several = bool((table["n"] > 1).any())
         for request, rows in table.groupby("request", sort=False):
             console.print(_result_table(str(request), rows, titles, several))

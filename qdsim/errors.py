@@ -3,7 +3,9 @@
     QdsimError                 1   something inside qdsim is wrong
     ├── BadInput               2   a job, a value or a file the user gave
     ├── CannotPlace            3   the cluster cannot host the run
-    └── ClientFailed           4   a client step raised, or its actor died
+    ├── ClientFailed           4   a client step raised, or its actor died
+    └── Diverged               4   a loss or an update is no longer a number
+    Interrupted              130   SIGINT, or 143 for SIGTERM
 
 An error's message is one line: what happened with numbers, the likely cause, the setting to change.
 All of them are built from plain arguments, so they survive pickling between processes.
@@ -14,6 +16,14 @@ class QdsimError(Exception):
     """Base of all errors that the command line prints without a traceback."""
 
     exit_code = 1
+
+
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM arrived; not an Exception, so that nothing on the way swallows it."""
+
+    def __init__(self, signum: int):
+        super().__init__(signum)
+        self.exit_code = 128 + signum
 
 
 class BadInput(QdsimError):

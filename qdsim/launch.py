@@ -16,7 +16,7 @@ import torch
 from qdsim import __version__, data, ray_environment, results
 from qdsim.algorithms import METHODS
 from qdsim.config import Job
-from qdsim.errors import QdsimError
+from qdsim.errors import Interrupted, QdsimError
 from qdsim.experiment import Experiment, Progress
 from qdsim.federation import InlineExecutor
 from qdsim.hosts import ClientHost, Images, use_threads
@@ -26,24 +26,34 @@ from qdsim.plan import Plan, make
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
 
 
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived; not an Exception, so that nothing on the way swallows it."""
+class Stop:
+    """Whether SIGINT or SIGTERM has arrived."""
 
-    def __init__(self, signum: int):
-        super().__init__(signum)
-        self.exit_code = 128 + signum
+    signum: int | None = None
+
+    def check(self) -> None:
+        """Raise :class:`Interrupted` if one has."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn both signals into :class:`Interrupted` inside the block."""
+def interruptible(*, at_once: bool) -> Iterator[Stop]:
+    """Take both signals over inside the block, raising :class:`Interrupted` at once or when asked.
+
+    An exception raised inside one of Ray's blocking calls comes out of it as SystemExit(1), so a run on Ray
+    asks between calls.
+    """
+    stop = Stop()
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signum)
+        stop.signum = signum
+        if at_once:
+            stop.check()
 
     before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield stop
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -77,12 +87,12 @@ def run(
     images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
     del dataset
     try:
-        with interruptible():
-            begin(plan, run_dir)
-            if engine == "inline":
+        begin(plan, run_dir)
+        if engine == "inline":
+            with interruptible(at_once=True):
                 _run_inline(plan, run_dir, images, emit)
-            else:
-                _run_on_ray(plan, run_dir, images, emit, address)
+        else:
+            _run_on_ray(plan, run_dir, images, emit, address)
     except Interrupted as stop:
         manifest.finish("interrupted", exit_code=stop.exit_code)
         raise
@@ -109,8 +119,9 @@ def _run_on_ray(
     from qdsim import ray_cluster
     from qdsim.ray_actors import run_on_ray
 
-    with ray_cluster.connected(plan.job.cluster, address), interruptible():  # ray.init takes SIGTERM over
-        run_on_ray(plan, run_dir, images, emit)
+    # the handlers are set after ray.init, which installs one of its own for SIGTERM
+    with ray_cluster.connected(plan.job.cluster, address), interruptible(at_once=False) as stop:
+        run_on_ray(plan, run_dir, images, emit, stop.check)
 
 
 def _save_partitions(plan: Plan, run_dir: Path) -> None:

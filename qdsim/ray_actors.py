@@ -32,6 +32,7 @@ from qdsim.results import TableWriter
 ACTOR_START_S = 30.0
 """Slowest start of one actor that is still believed: torch takes 2 to 3 s of a core to import."""
 PROGRESS_EVERY_S = 0.2
+POLL_S = 0.25
 
 
 @ray.remote
@@ -284,16 +285,17 @@ class DriverActor:
 
 
 def run_on_ray(
-    plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None], poll_s: float = 0.25
+    plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None], check: Callable[[], None]
 ) -> None:
-    """Start the driver actor on this node and watch it to its end."""
+    """Start the driver actor on this node and watch it to its end; ``check`` may raise to stop it."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
     cls: Any = DriverActor
     driver = cls.options(scheduling_strategy=here).remote()
     running = driver.run.remote(plan, str(run_dir.resolve()), refs, images.pixels)
     while True:
-        done, _ = ray.wait([running], timeout=poll_s)
+        done, _ = ray.wait([running], timeout=POLL_S)
+        check()
         try:
             for event in ray.get(driver.events.remote()):
                 emit(event)

@@ -1,0 +1,34 @@
+"""Small real runs that several tests look at."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from qdsim import config, launch
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "seeds": [0],
+    "model": {"width": 4, "depth": 2},
+    "train": {"rounds": 3, "steps": 3, "batch_size": 16, "lr": 0.1},
+    "unlearn": {"steps": 3, "lr": 0.1},
+    "recover": {"rounds": 2, "steps": 2, "lr": 0.1},
+    "relearn": {"rounds": 1, "steps": 2, "lr": 0.1},
+    "synthetic": {"scale": 10},
+}
+
+
+def run(out: Path, *, engine: str = "inline", address: str | None = None, **changes: Any) -> Path:
+    """Run the tiny job, changed section by section, and return its directory."""
+    values = {**TINY, **{k: {**TINY[k], **v} if isinstance(TINY.get(k), dict) else v for k, v in changes.items()}}
+    job = config.validate(values)
+    origin = {"job": "tiny", "profile": None, "set": []}
+    return launch.run(
+        job, out, engine=engine, address=address, origin=origin, begin=lambda *_: None, emit=lambda _: None
+    )
+
+
+def table(run_dir: Path, name: str) -> pd.DataFrame:
+    """Read a table of a run."""
+    return pd.read_parquet(run_dir / "tables" / name)

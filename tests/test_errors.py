@@ -1,0 +1,48 @@
+"""Errors name what is wrong and travel between processes."""
+
+import pickle
+
+import pytest
+
+from qdsim.errors import BadInput, CannotPlace, ClientFailed, Diverged, MissingData, QdsimError
+
+EXAMPLES = [
+    (QdsimError("broken"), 1, "broken"),
+    (BadInput("train.rounds", -1, "must be positive"), 2, "train.rounds = -1: must be positive"),
+    (
+        MissingData("train.mat is not there", "data", "fetch it"),
+        2,
+        "data.root = 'data': train.mat is not there; fetch it",
+    ),
+    (
+        CannotPlace("5 actors of 0.4 GPU", "2 GPUs", "lower it"),
+        3,
+        "the cluster cannot host this run: asked for 5 actors of 0.4 GPU, found 2 GPUs; lower it",
+    ),
+    (
+        ClientFailed(7, "train", 3, "node a", "out of memory"),
+        4,
+        "client 7 failed in train, round 3, on node a: out of memory",
+    ),
+    (Diverged("loss is infinite"), 4, "loss is infinite"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "text"), EXAMPLES, ids=lambda v: type(v).__name__)
+def test_errors_survive_pickling_with_text_and_code(error, code, text):
+    """A copy that went through another process says the same and exits the same."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error) == text
+    assert copy.exit_code == code
+    assert "\n" not in text
+    assert vars(copy) == vars(error)
+
+
+def test_every_error_class_has_an_example_here():
+    """A new error class must be added to the examples above."""
+
+    def below(cls):
+        return {cls}.union(*(below(sub) for sub in cls.__subclasses__()))
+
+    assert below(QdsimError) == {type(error) for error, _, _ in EXAMPLES}

@@ -1,0 +1,90 @@
+"""The rooms stay apart: who may import whom."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import PROJECT
+
+ALL = {"anything"}
+LEAVES = {"qdsim.errors", "qdsim.seeds", "qdsim.params", "qdsim.hyper", "qdsim.clocks"}
+VALUES = LEAVES | {"qdsim.data", "qdsim.models", "qdsim.clients", "qdsim.forgetting", "qdsim.phases"}
+RULES: dict[str, tuple[set[str], set[str]]] = {
+    # module: (what it may import of qdsim, which third parties)
+    "errors": (set(), set()),
+    "hyper": (set(), set()),
+    "ray_environment": (set(), set()),
+    "seeds": (set(), {"torch", "numpy"}),
+    "params": (set(), {"torch", "numpy"}),
+    "clocks": (set(), {"torch"}),
+    "models": (LEAVES, {"torch"}),
+    "forgetting": (set(), {"numpy"}),
+    "data": (LEAVES, {"numpy", "torchvision", "sklearn", "pyarrow", "PIL", "scipy"}),
+    "partition": (LEAVES, {"numpy"}),
+    "clients": (VALUES, {"torch", "numpy"}),
+    "phases": (VALUES, {"torch", "numpy"}),
+    "algorithms": (VALUES | {"qdsim.algorithms"}, {"torch", "numpy"}),
+    "evaluation": (VALUES, {"torch", "numpy"}),
+    "hosts": (VALUES | {"qdsim.evaluation", "qdsim.algorithms"}, {"torch", "numpy"}),
+    "federation": (VALUES | {"qdsim.evaluation", "qdsim.algorithms", "qdsim.hosts"}, {"torch", "numpy"}),
+    "tables": (set(), {"pyarrow"}),
+    "results": ({"qdsim.tables", "qdsim.errors"}, {"pyarrow"}),
+    "summary": ({"qdsim.results", "qdsim.errors"}, {"pandas", "pyarrow"}),
+    "profiles": ({"qdsim.config"}, set()),
+    "config": ({"qdsim.algorithms", "qdsim.errors", "qdsim.hyper", "qdsim.profiles"}, {"pydantic", "pydantic_core"}),
+    "ray_cluster": ({"qdsim.config", "qdsim.errors"}, {"ray"}),
+    "ray_actors": (ALL, {"ray", "numpy"}),
+    "plan": (ALL, {"numpy"}),
+    "experiment": (ALL, set()),
+    "launch": (ALL, {"torch"}),
+    "display": (ALL, {"rich", "pandas"}),
+    "cli": (ALL, {"typer", "rich"}),
+    "__init__": (set(), set()),
+    "__main__": ({"qdsim.cli"}, set()),
+}
+
+
+def imports_of(path) -> set[str]:
+    """Every module that a file imports, at its top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            own = node.module in ("qdsim", "qdsim.algorithms")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} if own else {node.module}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "qdsim").rglob("*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_modules_import_only_what_they_may(path):
+    """Ray is imported by the files whose name says so, printing libraries by display and cli alone."""
+    room = "algorithms" if path.parent.name == "algorithms" else path.stem
+    own, third_party = RULES[room]
+    for name in imports_of(path):
+        top = name.split(".")[0]
+        if top == "qdsim":
+            allowed = own == ALL or any(name == o or name.startswith(f"{o}.") for o in own)
+            assert allowed or name == "qdsim.__version__", f"{path.name} may not import {name}"
+        else:
+            assert top in third_party or top in sys.stdlib_module_names, f"{path.name} may not import {name}"
+
+
+def test_a_client_loads_neither_ray_nor_the_readers_of_files():
+    """What an actor imports to run client steps leaves torchvision, pandas, pyarrow, scikit-learn and rich out."""
+    code = (
+        "import sys, qdsim.hosts, qdsim.federation\n"
+        "print(sorted({'ray','torchvision','pandas','pyarrow','sklearn','rich','typer'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_room_holds_too_much():
+    """No Python file has more than 400 lines, and none is called utils, common, base or helpers."""
+    for folder in ("qdsim", "analysis", "tests"):
+        for path in (PROJECT / folder).rglob("*.py"):
+            assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+            assert path.stem not in ("utils", "common", "base", "helpers", "types", "logging"), path

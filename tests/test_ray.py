@@ -1,0 +1,218 @@
+"""The same clients as Ray actors: the same bits, pinned, and never left out in silence."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qdsim import config
+from qdsim.errors import CannotPlace, ClientFailed
+from qdsim.ray_cluster import Layout, Node, lay_out
+from qdsim.results import read_manifest
+from tests.conftest import PROJECT
+from tests.runs import run, table
+
+KEYS = ["method", "request", "phase", "round"]
+EXACT = ["params_sha256", "test_accuracy", "forget_accuracy", "retain_accuracy", "samples", "bytes_up", "data_size"]
+
+
+def wanted(**changes):
+    return config.ClusterSection(**changes)
+
+
+def node(cpus=2.0, gpus=0, memory_bytes=16e9):
+    return Node("id", "host", cpus, gpus, memory_bytes)
+
+
+def test_by_default_each_client_has_an_actor():
+    """Ten actors on two cores ask for a tenth of a core each, half of what there is."""
+    found = lay_out(10, wanted(), [node()])
+    assert found == Layout(tuple((i,) for i in range(10)), gpus=0.0, cpus=0.1)
+    assert found.bundle == {"CPU": 0.1}
+
+
+def test_packing_divides_clients_in_order():
+    """12 clients, 5 an actor: 5, 5 and 2."""
+    assert [len(group) for group in lay_out(12, wanted(clients_per_actor=5), [node()]).clients] == [5, 5, 2]
+
+
+def test_automatic_packing_counts_memory_and_gpus():
+    """100 clients: 8 GB take 14 actors of 400 MiB in 70 % of it, so 8 clients each; 2 GPUs take 16 at most."""
+    auto = wanted(clients_per_actor="auto")
+    assert len(lay_out(100, auto, [node(memory_bytes=8.0e9)]).clients) == 13
+    assert len(lay_out(100, auto, [node(gpus=2, memory_bytes=1e12)]).clients) == 15
+    assert len(lay_out(10, auto, [node(memory_bytes=1e12)]).clients) == 10
+
+
+def test_automatic_fractions_fill_the_gpus():
+    """10 actors on 2 GPUs: a fifth each; 3 on 2: a half, since a fraction never straddles two."""
+    assert lay_out(10, wanted(), [node(gpus=2)]).gpus == pytest.approx(0.2)
+    assert lay_out(3, wanted(), [node(gpus=1), node(gpus=1)]).gpus == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "gpus", "fix"),
+    [
+        (0.4, 2, r"set cluster.gpus_per_client to 0.3333, or cluster.clients_per_actor to 2"),
+        (1.0, 0, r"set cluster.gpus_per_client to 0"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_a_fix_that_works(fraction, gpus, fix):
+    """5 actors of 0.4 on 2 GPUs: floor(1/0.4) = 2 fit each GPU, so 4 in all."""
+    with pytest.raises(CannotPlace, match=fix):
+        lay_out(5, wanted(gpus_per_client=fraction), [node(gpus=gpus)])
+    if gpus:
+        assert lay_out(5, wanted(gpus_per_client=0.3333), [node(gpus=gpus)])
+        assert lay_out(5, wanted(gpus_per_client=0.4, clients_per_actor=2), [node(gpus=gpus)])
+
+
+@pytest.fixture(scope="module")
+def inline_rounds(tmp_path_factory) -> pd.DataFrame:
+    """The yardstick: the tiny job without Ray."""
+    return table(run(tmp_path_factory.mktemp("inline")), "rounds").set_index(KEYS).sort_index()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("clients_per_actor", [10, 5, 1])
+def test_one_two_and_ten_actors_give_the_bits_of_inline(clients_per_actor, inline_rounds, cluster_address, tmp_path):
+    """Parameter hashes, accuracies and counts are equal in every round; ten actors sit on two logical GPUs."""
+    found = run(tmp_path, engine="ray", address=cluster_address, cluster={"clients_per_actor": clients_per_actor})
+    rounds = table(found, "rounds").set_index(KEYS).sort_index()
+    pd.testing.assert_frame_equal(rounds[EXACT], inline_rounds[EXACT], check_exact=True)
+    assert read_manifest(found)["state"] == "done"
+    clients = table(found, "clients")
+    gpus = clients.groupby("client_id")["gpu_id"].agg(set)
+    assert all(len(ids) == 1 and ids <= {"0", "1"} for ids in gpus), "an actor keeps the GPU it was given"
+    assert clients["node_id"].nunique() == 1
+    if clients_per_actor == 1:
+        per_gpu = gpus.map(lambda ids: next(iter(ids))).value_counts()
+        assert per_gpu.to_dict() == {"0": 5, "1": 5}
+    assert (clients["compute_s"] > 0).all()
+    training = clients[clients["phase"] == "train"]
+    assert ((training["matching_s"] > 0) & (training["matching_s"] < training["compute_s"])).all()
+
+
+@pytest.mark.ray
+def test_client_requests_and_partial_participation_are_the_same_on_ray(cluster_address, tmp_path):
+    """F-Set is counted by the owning actor; a third of the clients take part in training."""
+    settings = {"requests": [{"kind": "client", "target": 4}], "train": {"participation": 0.3}}
+    ours = run(tmp_path / "inline", **settings)
+    theirs = run(tmp_path / "ray", engine="ray", address=cluster_address, cluster={"clients_per_actor": 5}, **settings)
+    first, second = (table(r, "rounds").set_index(KEYS).sort_index() for r in (ours, theirs))
+    columns = [*EXACT, "forget_accuracy_train", "retain_accuracy_train"]
+    pd.testing.assert_frame_equal(first[columns], second[columns], check_exact=True)
+    assert (second.loc["shared", "participants_received"] == 3).all()
+
+
+@pytest.mark.ray
+def test_a_failing_client_stops_the_run_with_its_name(cluster_address, tmp_path):
+    """A learning rate of 1e30: client, phase, round, node and cause in one line; the manifest has it too."""
+    with pytest.raises(
+        ClientFailed, match=r"client \d+ failed in train, round 1, on node \w+: Diverged: loss"
+    ) as caught:
+        run(tmp_path, engine="ray", address=cluster_address, cluster={"clients_per_actor": 5}, train={"lr": 1e30})
+    assert "\n" not in str(caught.value)
+    manifest = read_manifest(next(tmp_path.iterdir()))
+    assert (manifest["state"], manifest["exit_code"]) == ("failed", 4)
+    assert manifest["error"] == str(caught.value)
+
+
+@pytest.mark.ray
+def test_an_ask_that_cannot_be_met_ends_within_the_time_out(cluster_address, tmp_path):
+    """Ten actors of 0.4 GPU on two: refused at once, with a fix."""
+    began_s = time.monotonic()
+    with pytest.raises(CannotPlace, match=r"10 actors of 0\.4 GPU, found 2 GPUs on 1 nodes, which hold 4"):
+        run(tmp_path, engine="ray", address=cluster_address, cluster={"gpus_per_client": 0.4})
+    assert time.monotonic() - began_s < 60
+    assert read_manifest(next(tmp_path.iterdir()))["exit_code"] == 3
+
+
+@pytest.mark.ray
+def test_shards_and_synthetic_sets_stay_with_their_actor():
+    """What an actor's methods hand out are updates, counts and sizes: no array of samples or pixels."""
+    from qdsim.phases import ClientUpdate
+    from qdsim.ray_actors import ClientActor
+
+    methods = {m for m in vars(ClientActor.__ray_metadata__.modified_class) if not m.startswith("_")}
+    assert methods == {"describe", "adopt", "step", "test_counts", "own_counts", "storage_bytes"}
+    fields = {name: kind for name, kind in ClientUpdate.__annotations__.items() if kind not in (int, float, str)}
+    assert set(fields) == {"delta"}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code):
+    """The command ends with the signal's code, the manifest says interrupted, rows written so far can be read."""
+    command = [sys.executable, "-m", "qdsim", "run", "jobs/quickstart.toml", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    rounds: list[str] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        rounds += [line] if " shared train " in line else []
+        if len(rounds) == 2:
+            break
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert errors.strip().splitlines()[-1] == "qdsim: interrupted; the rows written so far are kept"
+    (found,) = tmp_path.iterdir()
+    assert read_manifest(found)["state"] == "interrupted"
+    assert len(table(found, "rounds")) >= 2
+    assert _descendants_gone(process.pid)
+
+
+def _descendants_gone(pid: int) -> bool:
+    """Ray's processes of that session are gone within half a minute."""
+    for _ in range(60):
+        if not _processes_of(pid):
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def _processes_of(pid: int) -> list[str]:
+    """Processes whose command line names the Ray session that process ``pid`` started."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    text = file.read().decode(errors="replace")
+            except OSError:
+                continue
+            if f"_{pid}/" in text and "session_" in text:
+                found.append(text)
+    return found
+
+
+@pytest.mark.ray
+def test_rows_can_be_read_while_the_run_goes_on(cluster_address, tmp_path):
+    """Every time a round is reported, pandas reads at least that many whole rows."""
+    from qdsim import launch
+    from tests.runs import TINY
+
+    seen: list[tuple[int, int]] = []
+    where = []
+
+    def emit(event):
+        if event.row is not None:
+            seen.append((len(seen) + 1, len(table(where[0], "rounds"))))
+
+    launch.run(
+        config.validate({**TINY, "cluster": {"clients_per_actor": 5}}),
+        tmp_path,
+        engine="ray",
+        address=cluster_address,
+        origin={},
+        begin=lambda plan, run_dir: where.append(run_dir),
+        emit=emit,
+    )
+    assert len(seen) == 10
+    assert all(rows >= reported for reported, rows in seen)
+    assert np.all(np.diff([rows for _, rows in seen]) >= 0)
