@@ -73,7 +73,7 @@ class Display:
             return
         self._score = _scores(event)
         if self._live is None or event.round_number == event.rounds:
-            left = self._left_s()
+            left = self._left_s() if self._live is None else None  # the live screen says it already
             tail = f", {_duration(left)} left" if left is not None else ""
             line = f"[{_duration(now_s - self._began_s):>7}] {_place(event)}: {self._score}"
             self._console.print(line + tail, highlight=False, soft_wrap=True)

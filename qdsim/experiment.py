@@ -47,7 +47,7 @@ class Progress:
     clients_done: int
     clients: int
     share_done: float
-    """Of all samples that the run will process."""
+    """Of the work that the plan expects."""
     row: dict[str, Any] | None = field(default=None, repr=False)
     """The finished round's row of the table ``rounds``."""
 
@@ -57,7 +57,7 @@ class Experiment:
 
     def __init__(self, plan: Plan, executor: Executor, writer: TableWriter, emit: Callable[[Progress], None]):
         self._plan, self._executor, self._writer, self._emit = plan, executor, writer, emit
-        self._expected = max(plan.samples_expected(), 1.0)
+        self._expected = max(plan.total_work(), 1.0)
         self._done = 0.0
 
     def run(self) -> None:
@@ -101,7 +101,7 @@ class Experiment:
         keys = {"seed": seed_plan.seed, "cell": "", "method": method, "request": branch.label, "phase": phase.name}
         start_scores = self._scores(params, branch)[0] if branch.label else {}
         rows: list[dict[str, Any]] = []
-        expected = phase.samples_expected(sizes) / phase.stage.rounds
+        work = self._plan.work(phase, seed_plan) / phase.stage.rounds
         rounds = run_rounds(phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client)
         for result in rounds:
             params = result.params
@@ -114,7 +114,7 @@ class Experiment:
             row["evaluation_s"] = time.perf_counter() - began_s
             rows.append(row)
             self._write_round(row, keys, result, counts)
-            self._done += expected
+            self._done += work
             on_row = replace(at, round_number=result.round_number, clients_done=result.expected)
             self._emit(replace(on_row, clients=result.expected, share_done=self._share(), row=row))
         self._write_stage(keys, rows, start_scores, seed_plan, phase)

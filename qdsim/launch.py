@@ -1,5 +1,6 @@
 """One run, from a checked job to a finished run directory."""
 
+import math
 import os
 import platform
 import signal
@@ -146,7 +147,7 @@ def _describe(
         "origin": origin,
         "engine": engine,
         "config": plan.job.model_dump(),
-        "resolved": {"max_loss": plan.hyper.max_loss},
+        "resolved": {"max_loss": plan.hyper.max_loss if math.isfinite(plan.hyper.max_loss) else "none"},
         "data": dataset,
         "partitions": {str(s.seed): s.partition.sha256 for s in plan.seeds},
         "methods": {m: {"title": METHODS[m].TITLE, **METHODS[m].SUPPORTS} for m in plan.job.methods},

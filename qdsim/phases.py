@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from qdsim import seeds
@@ -97,8 +96,3 @@ class Phase:
     server_step: ServerStep
     fresh_start: bool = False
     """Begin from new random parameters instead of the current ones."""
-
-    def samples_expected(self, sizes: np.ndarray) -> float:
-        """Return how many samples all rounds will process, for the estimate of the time left."""
-        a_round = float(np.minimum(sizes, self.stage.batch_size).sum()) * self.stage.steps
-        return self.stage.rounds * self.stage.participation * a_round

@@ -15,6 +15,9 @@ from qdsim.models import ConvNet
 from qdsim.partition import Partition
 from qdsim.phases import Phase
 
+MATCHED_IMAGE_COST = 3.0
+"""A synthetic image in a matching step against a real one in a gradient, roughly: it is differentiated twice."""
+
 
 @dataclass(frozen=True)
 class SeedPlan:
@@ -62,15 +65,24 @@ class Plan:
         split = seed_plan.partition
         return phase.view.sizes(split.counts, split.synthetic_counts(self.hyper.synthetic.scale))
 
-    def samples_expected(self) -> float:
-        """Return the samples that all phases will process, for the estimate of the time left."""
+    def work(self, phase: Phase, seed_plan: SeedPlan) -> float:
+        """Estimate a phase's cost in samples, for the time left and nothing else."""
+        stage, hyper = phase.stage, self.hyper
+        a_step = np.minimum(self.sizes(phase, seed_plan), stage.batch_size).astype(float)
+        if phase.name in ("train", "finetune") and self.uses_synthetic and hyper.synthetic.matching:
+            matched = seed_plan.partition.synthetic_counts(hyper.synthetic.scale).sum(1)
+            a_step += MATCHED_IMAGE_COST * np.minimum(matched, hyper.synthetic.batch)
+        return stage.rounds * stage.participation * stage.steps * float(a_step.sum())
+
+    def total_work(self) -> float:
+        """Estimate the cost of the whole plan."""
         total = 0.0
         for seed_plan in self.seeds:
             phases = self.training()
             for method in self.job.methods:
                 for branch in seed_plan.branches:
                     phases = phases + self.phases(method, seed_plan, branch)
-            total += sum(phase.samples_expected(self.sizes(phase, seed_plan)) for phase in phases)
+            total += sum(self.work(phase, seed_plan) for phase in phases)
         return total
 
 
