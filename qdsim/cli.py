@@ -1,8 +1,10 @@
 """``qdsim run | show | jobs``. The only file that reads arguments, prints errors or exits."""
 
+import signal
 import sys
 import tomllib
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Literal
 
 import typer
@@ -82,17 +84,20 @@ def jobs(
     Console().print(table)
 
 
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise Interrupted(signum)
+
+
 def main() -> None:
     """Run the command line; every error ends in one line of cause and its exit code."""
     debug = "--debug" in sys.argv
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _interrupt)
     try:
         app()
     except Interrupted as stop:
         print("qdsim: interrupted; the rows written so far are kept", file=sys.stderr)
         sys.exit(stop.exit_code)
-    except KeyboardInterrupt:
-        print("qdsim: interrupted before the run began", file=sys.stderr)
-        sys.exit(130)
     except QdsimError as error:
         if debug:
             raise

@@ -5,6 +5,7 @@ Pillow) are imported where they are used: a client actor needs none of them.
 """
 
 import io
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from qdsim.errors import BadInput, MissingData
 
 DIGITS_TEST_SHARE = 0.2
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 SVHN_SPLITS = {"svhn": ("train",), "svhn+extra": ("train", "extra")}
 
 
@@ -62,8 +64,8 @@ def load(dataset: str, root: str, *, verify: bool = True, download: bool = False
     kind, _, folder = dataset.partition(":")
     readers: dict[str, Callable[[], _Parts]] = {
         "digits": _digits,
-        "mnist": lambda: _torchvision("MNIST", Path(root), download),
-        "fashion_mnist": lambda: _torchvision("FashionMNIST", Path(root), download),
+        "mnist": lambda: _mnist("MNIST", Path(root), download),
+        "fashion_mnist": lambda: _mnist("FashionMNIST", Path(root), download),
         "cifar10": lambda: _cifar("CIFAR10", Path(root), download),
         "cifar100": lambda: _cifar("CIFAR100", Path(root), download),
         "svhn": lambda: _svhn(dataset, Path(root), verify, download),
@@ -137,18 +139,36 @@ def _fetch_command(dataset: str) -> str:
     return f"add --set data.download=true to fetch it, or set data.root to where {dataset} lies"
 
 
-def _torchvision(name: str, root: Path, download: bool) -> _Parts:
+def _mnist(name: str, root: Path, download: bool) -> _Parts:
     from torchvision import datasets
 
     reader = getattr(datasets, name)
-    try:
-        train, test = reader(root, train=True, download=download), reader(root, train=False, download=download)
-    except (RuntimeError, OSError, ValueError) as error:
-        where = root / name / "raw"
-        cause = f"{name} is missing or damaged ({str(error).splitlines()[0]})"
-        raise MissingData(cause, str(where), _fetch_command(name)) from None
+    folder = root / name / "raw"
+    if download:
+        try:
+            reader(root, download=True)
+        except (RuntimeError, OSError) as error:
+            cause = f"{name} could not be fetched ({str(error).splitlines()[0]})"
+            raise MissingData(cause, str(folder), "put its four files there") from None
+    for file in IDX_FILES:
+        _check_idx(folder / file, name)
+    train, test = reader(root, train=True), reader(root, train=False)
     images = [part.data.numpy()[:, None] for part in (train, test)]
     return _Parts(images[0], train.targets.numpy(), images[1], test.targets.numpy(), num_classes=10)
+
+
+def _check_idx(path: Path, name: str) -> None:
+    """Refuse an idx file that is not there, or not as long as its own header says."""
+    if not path.exists():
+        raise MissingData(f"{path.name} of {name} is not there", str(path.parent), _fetch_command(name))
+    with open(path, "rb") as file:
+        head = file.read(16)
+    rank = head[3] if len(head) == 16 and head[:3] == b"\x00\x00\x08" else 0
+    dimensions = [int.from_bytes(head[4 + 4 * i : 8 + 4 * i], "big") for i in range(min(rank, 3))]
+    expected, found = 4 + 4 * rank + math.prod(dimensions), path.stat().st_size
+    if rank not in (1, 3) or expected != found:
+        cause = f"{path.name} is damaged: {found:,} bytes" + (f" instead of {expected:,}" if rank else "")
+        raise MissingData(cause, str(path.parent), f"delete it and {_fetch_command(name)}")
 
 
 def _cifar(name: str, root: Path, download: bool) -> _Parts:

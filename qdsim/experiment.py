@@ -19,6 +19,7 @@ from qdsim.results import TableWriter
 SHARED = "shared"
 """The method's name in rows of training."""
 TRAINING = Branch("", NOTHING)
+Scores = dict[str, float | None]
 CONVERGED_WITHIN = 0.01
 SUMMED = ("wall_s", "client_compute_s", "critical_path_s", "evaluation_s", "aggregation_s", "wait_s")
 CLIENT_COLUMNS = (
@@ -78,15 +79,19 @@ class Experiment:
         self._write_partition(seed_plan)
         params = self._plan.model.init(seeds.generator(seed_plan.seed, "init", phase="train"))
         for phase in self._plan.training():
-            params = self._run_phase(seed_plan, SHARED, TRAINING, phase, params)
+            params, _ = self._run_phase(seed_plan, SHARED, TRAINING, phase, params, {})
         return params
 
     def _serve(self, seed_plan: SeedPlan, method: str, branch: Branch, params: Params) -> Params:
+        scores, _ = self._scores(params, branch)
         for phase in self._plan.phases(method, seed_plan, branch):
-            params = self._run_phase(seed_plan, method, branch, phase, params)
+            params, scores = self._run_phase(seed_plan, method, branch, phase, params, scores)
         return params
 
-    def _run_phase(self, seed_plan: SeedPlan, method: str, branch: Branch, phase: Phase, params: Params) -> Params:
+    def _run_phase(
+        self, seed_plan: SeedPlan, method: str, branch: Branch, phase: Phase, params: Params, before: Scores
+    ) -> tuple[Params, Scores]:
+        """Run a phase, write its rows, and return the model with its scores; ``before`` are those it began with."""
         if phase.fresh_start:
             names = {"request": branch.label, "phase": phase.name}
             params = self._plan.model.init(seeds.generator(seed_plan.seed, "init", **names))
@@ -99,7 +104,7 @@ class Experiment:
             self._emit(replace(here, share_done=self._share()))
 
         keys = {"seed": seed_plan.seed, "cell": "", "method": method, "request": branch.label, "phase": phase.name}
-        start_scores = self._scores(params, branch)[0] if branch.label else {}
+        scores = before
         rows: list[dict[str, Any]] = []
         work = self._plan.work(phase, seed_plan) / phase.stage.rounds
         rounds = run_rounds(phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client)
@@ -117,16 +122,16 @@ class Experiment:
             self._done += work
             on_row = replace(at, round_number=result.round_number, clients_done=result.expected)
             self._emit(replace(on_row, clients=result.expected, share_done=self._share(), row=row))
-        self._write_stage(keys, rows, start_scores, seed_plan, phase)
-        return params
+        self._write_stage(keys, rows, before, seed_plan, phase)
+        return params, scores
 
     def _share(self) -> float:
         return min(1.0, self._done / self._expected)
 
-    def _scores(self, params: Params, branch: Branch) -> tuple[dict[str, float | None], Counts]:
+    def _scores(self, params: Params, branch: Branch) -> tuple[Scores, Counts]:
         """Test accuracies; for a client request F-Set is the client's own data (it has no test data)."""
         counts = self._executor.test_counts(params, self._plan.num_test)
-        scores: dict[str, float | None] = {"test_accuracy": counts.accuracy()}
+        scores: Scores = {"test_accuracy": counts.accuracy()}
         if not branch.label:
             return scores, counts
         kept = set(range(self._plan.model.num_classes)) - branch.gone.classes
@@ -138,7 +143,7 @@ class Experiment:
             scores["forget_accuracy"] = counts.accuracy(branch.forget.classes)
         return scores, counts
 
-    def _own_scores(self, params: Params, seed_plan: SeedPlan, branch: Branch) -> dict[str, float | None]:
+    def _own_scores(self, params: Params, seed_plan: SeedPlan, branch: Branch) -> Scores:
         everyone = list(range(len(seed_plan.labels)))
         forgotten, retained = self._executor.own_counts(params, everyone, branch)
         return {"forget_accuracy_train": forgotten.accuracy(), "retain_accuracy_train": retained.accuracy()}
@@ -173,7 +178,7 @@ class Experiment:
         self,
         keys: dict[str, Any],
         rows: list[dict[str, Any]],
-        start: dict[str, float | None],
+        before: Scores,
         seed_plan: SeedPlan,
         phase: Phase,
     ) -> None:
@@ -189,8 +194,8 @@ class Experiment:
             "rule": "rounds",
             "rounds_run": len(rows),
             "converged_round": converged,
-            "forget_accuracy_start": start.get("forget_accuracy"),
-            "retain_accuracy_start": start.get("retain_accuracy"),
+            "forget_accuracy_start": before.get("forget_accuracy"),
+            "retain_accuracy_start": before.get("retain_accuracy"),
             **{name: sum(r[name] for r in rows) for name in (*SUMMED, *COUNTED)},
             **{name: last.get(name) for name in ("test_accuracy", "forget_accuracy", "retain_accuracy")},
             **{name: last.get(name) for name in ("forget_accuracy_train", "retain_accuracy_train")},

@@ -120,8 +120,12 @@ def _run_on_ray(
     from qdsim import ray_cluster
     from qdsim.ray_actors import run_on_ray
 
-    # the handlers are set after ray.init, which installs one of its own for SIGTERM
-    with ray_cluster.connected(plan.job.cluster, address), interruptible(at_once=False) as stop:
+    with (
+        interruptible(at_once=False) as early,
+        ray_cluster.connected(plan.job.cluster, address),
+        interruptible(at_once=False) as stop,  # again, since ray.init installs a handler of its own
+    ):
+        early.check()
         run_on_ray(plan, run_dir, images, emit, stop.check)
 
 

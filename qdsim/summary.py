@@ -40,7 +40,7 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
     served = stages[stages["method"] != "shared"].copy()
     if served.empty:
         return pd.DataFrame()
-    before = served[(served["phase"] == "unlearn") & (served["method"] != "retrain")]
+    before = served[served["phase"] == "unlearn"]
     before = before.drop_duplicates(["seed", "request"]).assign(
         method="shared",
         phase="train",

@@ -110,7 +110,8 @@ def test_svhn_files_with_other_checksums_are_refused_unless_told_otherwise(tmp_p
 
 def test_missing_data_name_file_place_and_remedy(tmp_path):
     """One line each: which file, where it was looked for, what fetches it."""
-    for dataset, file in (("mnist", "MNIST"), ("cifar10", "CIFAR10"), ("svhn", "train_32x32.mat")):
+    files = {"mnist": "train-images-idx3-ubyte", "cifar10": "CIFAR10", "svhn": "train_32x32.mat"}
+    for dataset, file in files.items():
         with pytest.raises(MissingData) as caught:
             data.load(dataset, str(tmp_path))
         text = str(caught.value)
@@ -142,6 +143,16 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "train_32x32.mat").write_bytes(b"rubbish")
     with pytest.raises(MissingData, match=r"train_32x32\.mat is damaged"):
         data.load("svhn", str(tmp_path), verify=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish" * 9, b"\0\0\x08\x03" + (2).to_bytes(4, "big") * 3 + b"1234567"])
+def test_a_damaged_idx_file_is_named(tmp_path, content):
+    """Empty, no idx at all, or a header that promises 2x2x2 = 8 pixels where 7 are."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "train-images-idx3-ubyte").write_bytes(content)
+    with pytest.raises(MissingData, match=rf"train-images-idx3-ubyte is damaged: {len(content)} bytes"):
+        data.load("mnist", str(tmp_path))
 
 
 def test_images_of_several_sizes_ask_for_one(tmp_path):
