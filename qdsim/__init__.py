@@ -14,8 +14,10 @@ plain functions on values. Ray only decides where ``client_step`` runs.
     algorithms/      one method a file, in the order of the paper's pseudo-code (torch only)
     federation.py    the round loop; Executor; InlineExecutor
     experiment.py    seeds x methods x requests, worked through on one executor
+    plan.py          what the data allow of a job, resolved for each seed
+    hosts.py         who owns client states in a process; evaluation.py: accuracies as counts
     ray_cluster.py   where Ray is started or joined, and who fits where
-    ray_actors.py    ClientActor, DriverActor, RayExecutor
+    ray_clients.py   ClientActor; ray_driver.py: DriverActor, RayExecutor
     tables.py        the result schemas; results.py: the run directory
     summary.py       the result table from the Parquet tables
 """

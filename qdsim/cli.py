@@ -3,9 +3,10 @@
 import signal
 import sys
 import tomllib
+import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,7 +16,6 @@ from qdsim.errors import BadInput, Interrupted, QdsimError
 
 app = typer.Typer(
     help="Simulate federated unlearning with QuickDrop on Ray.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -35,7 +35,10 @@ def run(
         Literal["ray", "inline"], typer.Option(help="inline: no Ray, this process only, on the CPU.")
     ] = "ray",
     address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster, for example auto; by default one is started here.")
+        str | None,
+        typer.Option(
+            help="A running Ray cluster, for example auto; by default $RAY_ADDRESS, else one is started here."
+        ),
     ] = None,
     debug: DEBUG = False,
 ) -> None:
@@ -90,22 +93,24 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command line; every error ends in one line of cause and its exit code."""
-    debug = "--debug" in sys.argv
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt)
     try:
-        app()
+        app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
     except Interrupted as stop:
-        print("qdsim: interrupted; the rows written so far are kept", file=sys.stderr)
-        sys.exit(stop.exit_code)
+        _fail("interrupted; the rows written so far are kept", stop.exit_code)
     except QdsimError as error:
-        if debug:
-            raise
-        print(f"qdsim: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except Exception as error:
-        if debug:
-            raise
+        usage = getattr(error, "format_message", None)  # of typer's own errors: an unknown command or option
+        if usage is not None:
+            _fail(f"{str(usage()).rstrip('.')} (qdsim --help)", 2)
         cause = str(error).splitlines()[0] if str(error) else ""
-        print(f"qdsim: internal error, {type(error).__name__}: {cause} (--debug shows the traceback)", file=sys.stderr)
-        sys.exit(1)
+        _fail(f"internal error, {type(error).__name__}: {cause} (--debug shows the traceback)", 1)
+
+
+def _fail(cause: str, code: int) -> NoReturn:
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+    print(f"qdsim: {cause}", file=sys.stderr)
+    sys.exit(code)

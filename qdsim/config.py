@@ -1,7 +1,7 @@
 """A job: the TOML file, ``--profile`` and ``--set`` merged into one frozen, validated object.
 
 Every default is the paper's value (§4.1) where the paper gives one. ``--set`` beats ``--profile`` beats
-the job file. Whatever is wrong is refused here, or in :mod:`qdsim.checks` where the data are needed to
+the job file. Whatever is wrong is refused here, or in :mod:`qdsim.plan` where the data are needed to
 tell, before anything starts.
 """
 
@@ -23,6 +23,7 @@ from qdsim.profiles import PROFILES
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+SMALLEST_FRACTION = 0.0001
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -57,9 +58,9 @@ class PartitionSection(Section):
     """N."""
     alpha: Rate = 0.1
     """α; smaller is more heterogeneous."""
-    seed: NotNegative | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     """One partition for all seeds; by default each run seed has its own (``official``: 42)."""
-    min_size: NotNegative = 10
+    min_size: Positive = 10
     """No client gets fewer samples: the split is drawn again, at most 1,000 times."""
 
 
@@ -120,8 +121,9 @@ class RelearnSection(StageSection):
     """Descent on what was forgotten; the paper leaves its settings open."""
 
     rounds: NotNegative = 2
-    data: Literal["mixed", "forget"] = "mixed"
-    """``forget`` is the paper's S_f alone, which costs the other classes dearly; ``mixed`` adds the rest."""
+    data: Literal["forget", "mixed"] = "forget"
+    """``forget`` is the paper's S_f alone, which costs the other classes dearly unless the learning rate is
+    tuned to the point; ``mixed`` adds what recovery uses."""
 
 
 class SyntheticSection(Section):
@@ -162,6 +164,13 @@ class ClusterSection(Section):
     """Logical GPUs of the local cluster that ``qdsim run`` starts; by default those that are found."""
     local_cpus: Positive | None = None
     """CPUs of that local cluster; by default those that are found."""
+
+    @field_validator("gpus_per_client")
+    @classmethod
+    def _ray_can_count_it(cls, fraction: float | str) -> float | str:
+        if isinstance(fraction, float) and 0 < fraction < SMALLEST_FRACTION:
+            raise ValueError(f"Ray counts GPUs in steps of {SMALLEST_FRACTION}")
+        return fraction
 
 
 class Request(Section):
@@ -262,8 +271,6 @@ def validate(values: dict[str, Any]) -> Job:
         problems = error.errors()
         # the union of a number and a word yields one entry per member: the first says enough
         raise _as_bad_input(problems[0]) from None
-    except TypeError:  # a key that is no identifier reaches Python before pydantic
-        raise BadInput("job", sorted(values), f"known keys: {', '.join(Job.model_fields)}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -299,13 +306,11 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _as_bad_input(problem: ErrorDetails) -> BadInput:
-    cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, BadInput):
-        return cause
-    # pydantic names the members of a union in the location; they are no keys of ours
-    location = [part for part in problem["loc"] if isinstance(part, int) or part.isidentifier()]
+    unknown = problem["type"] == "extra_forbidden"
+    # pydantic names the members of a union in the location, for example "literal['auto']": no keys of ours
+    location = [p for p in problem["loc"] if unknown or isinstance(p, int) or p.isidentifier()]
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
-    if problem["type"] == "extra_forbidden":
+    if unknown:
         section: Any = Job
         for part in location[:-1]:
             if not isinstance(part, int):
@@ -316,4 +321,4 @@ def _as_bad_input(problem: ErrorDetails) -> BadInput:
         hint = f"did you mean {close[0]}? " if close else ""
         return BadInput(key, problem["input"], f"unknown key; {hint}known here: {', '.join(known)}")
     message = problem["msg"].removeprefix("Value error, ")
-    return BadInput(key, problem["input"], message[0].lower() + message[1:])
+    return BadInput(key, problem["input"], message.replace("Input should", "input should", 1))

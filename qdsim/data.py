@@ -208,7 +208,7 @@ def _svhn(dataset: str, root: Path, verify: bool, download: bool) -> _Parts:
             raise MissingData(f"{file} of SVHN is not there", f"{root} and {root / 'svhn'}", _fetch_command("SVHN"))
         if not check_integrity(str(path), md5):
             if verify:
-                fix = "fetch it again, or admit other files with data.verify=false"
+                fix = f"delete it and {_fetch_command('SVHN')}, or admit other files with data.verify=false"
                 raise MissingData(f"{file} does not have SVHN's checksum", str(path), fix)
             notes.append(file)
         return _read_mat(path)
@@ -228,7 +228,8 @@ def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raw = loadmat(path)
         images, labels = raw["X"].transpose(3, 2, 0, 1), raw["y"].reshape(-1).astype(np.int64)
     except Exception as error:  # scipy raises what the damaged bytes make it raise
-        raise MissingData(f"{path.name} is damaged ({type(error).__name__})", str(path), "fetch it again") from None
+        cause = f"{path.name} is damaged ({type(error).__name__})"
+        raise MissingData(cause, str(path), f"delete it and {_fetch_command('SVHN')}") from None
     return np.ascontiguousarray(images), np.where(labels == 10, 0, labels)
 
 
@@ -250,8 +251,9 @@ def _parquet(folder: Path, size: int | None) -> _Parts:
                 cause = f"{file.name} is damaged ({str(error).splitlines()[0]})"
                 raise MissingData(cause, str(file), "fetch it again") from None
             column = next((f.name for f in table.schema if _holds_images(f.type)), None)
-            if column is None or "label" not in table.column_names:
-                cause = f"{file.name} has columns {table.column_names}"
+            labelled = "label" in table.column_names and pa.types.is_integer(table.schema.field("label").type)
+            if column is None or not labelled:
+                cause = f"{file.name} has columns {', '.join(f'{f.name}: {f.type}' for f in table.schema)}"
                 fix = "needed: an image struct with encoded bytes, and an integer label"
                 raise MissingData(cause, str(file), fix)
             images += table.column(column).combine_chunks().field("bytes").to_pylist()

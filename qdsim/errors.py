@@ -74,6 +74,7 @@ class CannotPlace(QdsimError):
 class ClientFailed(QdsimError):
     """A client step did not return an update; leaving the client out would change the result.
 
+    Round 0 stands for a call outside a round, such as an evaluation.
     Example scenario: the loss of client 7 became infinite in round 3 because ``train.lr`` is too high.
     """
 
@@ -86,7 +87,7 @@ class ClientFailed(QdsimError):
 
     def __str__(self) -> str:
         """Name client, phase, round and place before the cause."""
-        place = f"{self.phase}, round {self.round_number}, on {self.where}"
+        place = f"{self.phase}{f', round {self.round_number}' if self.round_number else ''}, on {self.where}"
         return f"client {self.client_id} failed in {place}: {self.cause}"
 
 

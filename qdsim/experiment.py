@@ -134,12 +134,13 @@ class Experiment:
         scores: Scores = {"test_accuracy": counts.accuracy()}
         if not branch.label:
             return scores, counts
-        kept = set(range(self._plan.model.num_classes)) - branch.gone.classes
-        scores["retain_accuracy"] = counts.accuracy(kept)
         if branch.forget.clients:
+            scores["retain_accuracy"] = counts.accuracy()
             own, _ = self._executor.own_counts(params, sorted(branch.forget.clients), branch)
             scores["forget_accuracy"] = own.accuracy()
         else:
+            kept = set(range(self._plan.model.num_classes)) - branch.gone.classes
+            scores["retain_accuracy"] = counts.accuracy(kept)
             scores["forget_accuracy"] = counts.accuracy(branch.forget.classes)
         return scores, counts
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from qdsim import params as P
 from qdsim.algorithms import fedavg
-from qdsim.errors import ClientFailed, Diverged
+from qdsim.errors import ClientFailed
 from qdsim.evaluation import BATCH, Counts
 from qdsim.forgetting import Branch
 from qdsim.hosts import ClientHost, Shard
@@ -74,8 +74,9 @@ class InlineExecutor:
             began_s = time.perf_counter()
             try:
                 update = self._host.step(client_step, params, client_id, names)
-            except Diverged as error:
-                raise ClientFailed(client_id, names.phase, names.round_number, "this machine", str(error)) from error
+            except Exception as error:
+                cause = f"{type(error).__name__}: {error}"
+                raise ClientFailed(client_id, names.phase, names.round_number, "this machine", cause) from error
             self.wait_s += time.perf_counter() - began_s
             on_done(done)
             yield update

@@ -50,6 +50,7 @@ def device_of(gpu_ids: list[str]) -> torch.device:
     """
     if not gpu_ids or not torch.cuda.is_available():
         return torch.device("cpu")
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # the memory statistics do not do so by themselves
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     return torch.device("cuda:0")

@@ -84,10 +84,10 @@ def run(
     plan = make(job, dataset)
     run_dir = results.new_run_directory(out, job.name)
     manifest = results.Manifest(run_dir, _describe(plan, run_dir, dataset.describe(), engine, origin))
-    _save_partitions(plan, run_dir)
     images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
     del dataset
     try:
+        _save_partitions(plan, run_dir)
         begin(plan, run_dir)
         if engine == "inline":
             with interruptible(at_once=True):
@@ -118,7 +118,7 @@ def _run_on_ray(
 ) -> None:
     ray_environment.prepare(address)  # before Ray is imported
     from qdsim import ray_cluster
-    from qdsim.ray_actors import run_on_ray
+    from qdsim.ray_driver import run_on_ray
 
     with (
         interruptible(at_once=False) as early,

@@ -47,11 +47,6 @@ def add_weighted_mean(params: Params, deltas: Iterable[tuple[float, Params]]) ->
     return {n: (t.to(torch.float64) + total[n] / weight_sum).to(t.dtype) for n, t in params.items()}
 
 
-def count(params: Params) -> int:
-    """Return the number of parameters P."""
-    return sum(tensor.numel() for tensor in params.values())
-
-
 def size_bytes(params: Params) -> int:
     """Return how many bytes the parameters take on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in params.values())

@@ -23,6 +23,7 @@ def laptop(job: Job) -> dict[str, Any]:
         "train.steps": 20,
         "train.batch_size": 64,
         "train.lr": 0.05,
+        "unlearn.rounds": min(job.unlearn.rounds, 2),
         "unlearn.steps": 20,
         "recover.rounds": min(job.recover.rounds, 2),
         "recover.steps": 5,
@@ -30,6 +31,7 @@ def laptop(job: Job) -> dict[str, Any]:
         "relearn.rounds": 4 if job.relearn.rounds else 0,
         "relearn.steps": 10,
         "relearn.lr": 0.1,
+        "synthetic.finetune": min(job.synthetic.finetune, 10),
         **_packing(job),
     }
 
@@ -42,6 +44,7 @@ def smoke(job: Job) -> dict[str, Any]:
         "train.rounds": 2,
         "train.steps": 2,
         "train.batch_size": 16,
+        "unlearn.rounds": 1,
         "unlearn.steps": 2,
         "recover.rounds": min(job.recover.rounds, 1),
         "recover.steps": 2,

@@ -15,6 +15,7 @@ ACTOR_BYTES = 400 * 2**20
 """What an actor with torch takes before it holds anything: 330 MB were measured, the rest is slack."""
 MEMORY_SHARE = 0.7
 """Of a node's memory that actors may take when clients are packed automatically."""
+TOKEN_CPU = 0.01
 MOST_ACTORS_PER_GPU = 8
 """Automatic packing: each process on a GPU costs 300 to 400 MB of it before any tensor."""
 
@@ -24,7 +25,6 @@ class Node:
     """What one node of the cluster offers."""
 
     node_id: str
-    host: str
     cpus: float
     gpus: int
     memory_bytes: float
@@ -57,22 +57,28 @@ def lay_out(clients: int, wanted: ClusterSection, nodes: list[Node]) -> Layout:
         if wanted.gpus_per_client == "auto" and gpus:
             most = min(most, gpus * MOST_ACTORS_PER_GPU)
         elif isinstance(wanted.gpus_per_client, float) and wanted.gpus_per_client > 0:
-            most = min(most, max(1, gpus * int(1 / wanted.gpus_per_client)))
+            most = min(most, max(1, gpus * _per_gpu(wanted.gpus_per_client)))
         per_actor = -(-clients // min(clients, most))
     groups = tuple(tuple(range(i, min(i + per_actor, clients))) for i in range(0, clients, per_actor))
     if wanted.gpus_per_client == "auto":
         fraction = 1 / -(-len(groups) // gpus) if gpus else 0.0
     else:
         fraction = float(wanted.gpus_per_client)
-    if fraction and gpus * int(1 / fraction) < len(groups):
-        fits = gpus * int(1 / fraction)
+    fits = gpus * _per_gpu(fraction) if fraction else len(groups)
+    if fits < len(groups):
         need = f"{len(groups)} actors of {fraction:g} GPU"
         found = f"{gpus} GPUs on {len(nodes)} nodes, which hold {fits}"
         packed = f", or cluster.clients_per_actor to {-(-clients // fits)}" if fits else ""
         smaller = f"to {1 / -(-len(groups) // gpus):.4g}" if gpus else "to 0"
         raise CannotPlace(need, found, f"set cluster.gpus_per_client {smaller}{packed}")
-    cpus = max(0.01, min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups)))
-    return Layout(groups, fraction, int(cpus * 100) / 100)
+    # where GPUs decide who sits where, CPUs must not: the node with the GPUs may have few of them
+    cpus = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
+    return Layout(groups, fraction, max(TOKEN_CPU, int(cpus * 100) / 100))
+
+
+def _per_gpu(fraction: float) -> int:
+    """Return how many actors of a fraction fit one GPU; the slack is for fractions such as 1/99."""
+    return int(1 / fraction + 1e-6)
 
 
 def nodes() -> list[Node]:
@@ -83,7 +89,7 @@ def nodes() -> list[Node]:
             has = node["Resources"]
             memory = has.get("memory", 0.0)
             cpus, gpus = has.get("CPU", 0.0), int(has.get("GPU", 0))
-            found.append(Node(node["NodeID"], node["NodeManagerHostname"], cpus, gpus, memory))
+            found.append(Node(node["NodeID"], cpus, gpus, memory))
     return found
 
 

@@ -40,7 +40,9 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
     served = stages[stages["method"] != "shared"].copy()
     if served.empty:
         return pd.DataFrame()
-    before = served[served["phase"] == "unlearn"]
+    # in a sequence later requests start from what the ones before them left, not from the trained model
+    first = ~served["request"].str.match(r"(?!1:)\d+:")
+    before = served[(served["phase"] == "unlearn") & first]
     before = before.drop_duplicates(["seed", "request"]).assign(
         method="shared",
         phase="train",
@@ -51,9 +53,9 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
     for column in ("rounds_run", "samples", "client_compute_s", "data_size", "test_accuracy"):
         before[column] = before["seed"].map(train[column])
     rows = pd.concat([before, served], ignore_index=True)
-    order = {name: i for i, name in enumerate(["shared", *dict.fromkeys(served["method"])])}
+    order = {name: i for i, name in enumerate(method_titles(run_dir))}
     phases = {name: i for i, name in enumerate(STAGE_NAMES)}
-    requests = {name: i for i, name in enumerate(dict.fromkeys(served["request"]))}
+    requests = {name: i for i, name in enumerate(sorted(set(served["request"]), key=_position))}
     grouped = rows.groupby(["request", "method", "phase"], sort=False)
     columns = ["forget_accuracy", "retain_accuracy", "rounds_run", "samples", "data_size", "client_compute_s"]
     table = grouped[columns].mean().join(grouped.size().rename("n"))
@@ -62,6 +64,12 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
     table["speedup"] = [_speedup(served, row) for row in table.to_dict("records")]
     keys = [table["request"].map(requests), table["method"].map(order), table["phase"].map(phases)]
     return table.assign(a=keys[0], b=keys[1], c=keys[2]).sort_values(["a", "b", "c"]).drop(columns=["a", "b", "c"])
+
+
+def _position(request: str) -> tuple[int, str]:
+    """Sort a sequence by its positions, and independent requests by name."""
+    position = request.split(":")[0]
+    return (int(position), "") if position.isdigit() else (0, request)
 
 
 def _speedup(served: pd.DataFrame, row: Mapping[Any, Any]) -> float | None:
@@ -90,6 +98,8 @@ def notes(run_dir: Path) -> list[str]:
 
 
 def method_titles(run_dir: Path) -> dict[str, str]:
-    """Return the methods' names as the paper writes them."""
-    methods = read_manifest(run_dir).get("methods") or {}
-    return {"shared": "before", **{name: about.get("title", name) for name, about in methods.items()}}
+    """Return the methods' names as the paper writes them, in the order of the job."""
+    manifest = read_manifest(run_dir)
+    methods = manifest.get("methods") or {}
+    order = (manifest.get("config") or {}).get("methods") or list(methods)
+    return {"shared": "before", **{name: methods.get(name, {}).get("title", name) for name in order}}

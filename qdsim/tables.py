@@ -15,7 +15,7 @@ _KEYS = [
     ("method", pa.string(), "`shared` for the training that all methods start from"),
     ("request", pa.string(), "`class:9`, `client:3`, in a sequence `2:class:8`; empty in training"),
     ("phase", pa.string(), "train, finetune, unlearn, recover or relearn"),
-    ("round", pa.int64(), "counts from 1 within its phase"),
+    ("round", pa.int64(), "counts from 1 within its phase; 0 where a row belongs to no round"),
 ]
 _CLOCKS = [
     ("wall_s", pa.float64(), "from the choice of participants to the new global model"),
@@ -56,7 +56,7 @@ COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
         (
             "forget_accuracy_start",
             pa.float64(),
-            "F-Set of the model before the phase; retraining: of the model that it replaces",
+            "F-Set before the phase; retraining: of the model that it replaces",
         ),
         ("retain_accuracy_start", pa.float64(), "R-Set of that model"),
         *_SCORES,
@@ -77,7 +77,7 @@ COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
         ("num_samples", pa.int64(), "|Z_i|"),
         ("loss", pa.float64(), "mean over the step's mini-batches"),
         ("compute_s", pa.float64(), "CPU time of the process, on a GPU device time"),
-        ("matching_s", pa.float64(), "the part of it spent on synthetic gradients and pixels"),
+        ("matching_s", pa.float64(), "the part of it spent on synthetic gradients and the update of pixels"),
         ("node_id", pa.string(), "Ray node"),
         ("gpu_id", pa.string(), "GPU that the actor is pinned to, empty without one"),
         ("peak_memory_bytes", pa.int64(), "of the process; on a GPU of its allocator"),

@@ -50,6 +50,23 @@ def test_debug_shows_where_an_error_came_from():
     """The traceback is there when it is asked for."""
     done = qdsim("run", "jobs/none.toml", "--debug")
     assert "Traceback" in done.stderr
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [["frob"], ["run"], ["run", "jobs/quickstart.toml", "--engine", "steam"]])
+def test_a_wrong_command_line_gets_one_line(arguments):
+    """An unknown command, a missing argument, a value that is not allowed."""
+    done = qdsim(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("qdsim: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_arguments_show_the_help():
+    """The three commands are named."""
+    done = qdsim()
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("run", "show", "jobs"))
 
 
 def test_jobs_lists_every_job_with_what_it_reproduces():
@@ -76,6 +93,7 @@ def test_show_prints_both_methods_of_two_seeds(tmp_path):
         ("QuickDrop", "recovered"),
         ("QuickDrop", "relearnt"),
         ("Retrain-Or", "unlearnt"),
+        ("Retrain-Or", "relearnt"),
     ]
     assert re.search(r"recovered .*%.* ± .*x$", done.stdout.replace(" \n", "\n"), re.MULTILINE)
 

@@ -137,6 +137,10 @@ def test_damaged_files_are_named(tmp_path):
     pq.write_table(pa.table({"img": [{"bytes": b"no image"}], "label": [0]}), folder / "train-0.parquet")
     with pytest.raises(MissingData, match="image 0 cannot be decoded"):
         data.load(f"parquet:{folder}", "")
+    for label in ("cat", 0.5):
+        write_parquet(folder, "train-0.parquet", [1], [label])
+        with pytest.raises(MissingData, match=r"train-0\.parquet has columns img: struct.*needed: .*integer label"):
+            data.load(f"parquet:{folder}", "")
     write_parquet(folder, "train-0.parquet", [1], [-1])
     with pytest.raises(BadInput, match="a training label is -1"):
         data.load(f"parquet:{folder}", "")

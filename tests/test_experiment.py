@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from qdsim import summary
 from qdsim.errors import ClientFailed
 from qdsim.results import read_manifest
 from tests.runs import run, table
@@ -17,7 +18,7 @@ def finished(tmp_path_factory):
 
 
 def test_rounds_have_their_keys(finished):
-    """3 of shared training, 1 + 2 + 1 of QuickDrop, 3 of retraining; each counted from 1."""
+    """3 of shared training, 1 + 2 + 1 of QuickDrop, 3 + 1 of retraining; each counted from 1."""
     rounds = table(finished, "rounds")
     found = rounds.groupby(["method", "request", "phase"])["round"].apply(sorted).to_dict()
     assert found == {
@@ -26,6 +27,7 @@ def test_rounds_have_their_keys(finished):
         ("quickdrop", "class:9", "recover"): [1, 2],
         ("quickdrop", "class:9", "relearn"): [1],
         ("retrain", "class:9", "unlearn"): [1, 2, 3],
+        ("retrain", "class:9", "relearn"): [1],
     }
     assert (rounds["participants_expected"] == rounds["participants_received"]).all()
     assert (rounds["run_id"] == finished.name).all()
@@ -92,6 +94,8 @@ def test_unlearning_works_on_the_synthetic_set_alone(finished):
     rest = parts[parts["class"] != 9]
     assert rounds.loc[("quickdrop", "recover"), "data_size"] == 2 * rest["num_synthetic"].sum()
     assert rounds.loc[("retrain", "unlearn"), "data_size"] == rest["num_samples"].sum()
+    assert rounds.loc[("quickdrop", "relearn"), "data_size"] == of_nine["num_synthetic"].sum()
+    assert rounds.loc[("retrain", "relearn"), "data_size"] == of_nine["num_samples"].sum()
     holders = set(of_nine.loc[of_nine["num_samples"] > 0, "client_id"])
     clients = table(finished, "clients")
     assert (
@@ -193,6 +197,26 @@ def test_sequences_partial_participation_and_finetuning(tmp_path, monkeypatch):
     parts = table(found, "partitions")
     kept = parts[~parts["class"].isin([9, 3])]["num_synthetic"].sum()
     assert (rounds.loc[("quickdrop", "2:class:3", "recover"), "data_size"] == 2 * kept).all()
+    shown = summary.stage_table(found)[["request", "method", "phase"]].to_numpy().tolist()
+    first, second = "1:class:9", "2:class:3"
+    assert shown == [
+        [first, "shared", "train"],  # only the first request starts from the trained model
+        [first, "quickdrop", "unlearn"],
+        [first, "quickdrop", "recover"],
+        [second, "quickdrop", "unlearn"],
+        [second, "quickdrop", "recover"],
+    ]
+
+
+def test_pixels_that_diverge_are_noticed_in_training(tmp_path):
+    """η_S = 1e25: the first client that trains is named, with the setting to lower."""
+    with pytest.raises(ClientFailed, match=r"failed in train, round 1.*lower synthetic\.lr"):
+        run(tmp_path, synthetic={"lr": 1e25})
+
+
+def test_ten_requests_in_a_row_are_shown_in_their_order():
+    """2 comes before 10."""
+    assert sorted(["10:class:6", "1:class:5", "2:class:8"], key=summary._position)[-1] == "10:class:6"
 
 
 def test_a_run_that_diverges_says_so_and_keeps_its_rows(tmp_path):

@@ -77,7 +77,7 @@ def test_a_client_that_diverges_stops_the_run_and_is_named():
     rounds = run_rounds(
         phase(diverge), {"w": torch.zeros(1)}, np.array([3, 4, 1]), InlineExecutor(host()), 0, "", print
     )
-    with pytest.raises(ClientFailed, match="client 1 failed in train, round 1, on this machine: loss inf"):
+    with pytest.raises(ClientFailed, match="client 1 failed in train, round 1, on this machine: Diverged: loss inf"):
         next(rounds)
 
 

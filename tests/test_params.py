@@ -51,7 +51,7 @@ def test_numpy_there_and_back_from_read_only_memory():
 def test_sizes_and_finiteness():
     """Six float32 numbers take 24 bytes; one NaN is found."""
     theta = {"w": torch.zeros(2, 2), "b": torch.zeros(2)}
-    assert (P.count(theta), P.size_bytes(theta)) == (6, 24)
+    assert P.size_bytes(theta) == 24
     assert P.is_finite(theta)
     theta["b"][1] = float("nan")
     assert not P.is_finite(theta)

@@ -26,7 +26,7 @@ def wanted(**changes):
 
 
 def node(cpus=2.0, gpus=0, memory_bytes=16e9):
-    return Node("id", "host", cpus, gpus, memory_bytes)
+    return Node("id", cpus, gpus, memory_bytes)
 
 
 def test_by_default_each_client_has_an_actor():
@@ -53,6 +53,18 @@ def test_automatic_fractions_fill_the_gpus():
     """10 actors on 2 GPUs: a fifth each; 3 on 2: a half, since a fraction never straddles two."""
     assert lay_out(10, wanted(), [node(gpus=2)]).gpus == pytest.approx(0.2)
     assert lay_out(3, wanted(), [node(gpus=1), node(gpus=1)]).gpus == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("clients", [1, 3, 7, 93, 99, 105, 186, 198])
+def test_automatic_fractions_always_fit(clients):
+    """1/n of a GPU fits n times, for n whose reciprocal rounds down as well."""
+    assert len(lay_out(clients, wanted(), [node(gpus=1)]).clients) == clients
+
+
+def test_gpus_decide_where_there_are_any():
+    """8 whole GPUs on a node with 2 CPUs, beside a node of 64 CPUs: the actors ask for next to no CPU."""
+    found = lay_out(8, wanted(), [node(cpus=64.0), node(cpus=2.0, gpus=8)])
+    assert found.bundle == {"CPU": 0.01, "GPU": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +148,7 @@ def test_an_ask_that_cannot_be_met_ends_within_the_time_out(cluster_address, tmp
 def test_shards_and_synthetic_sets_stay_with_their_actor():
     """What an actor's methods hand out are updates, counts and sizes: no array of samples or pixels."""
     from qdsim.phases import ClientUpdate
-    from qdsim.ray_actors import ClientActor
+    from qdsim.ray_clients import ClientActor
 
     methods = {m for m in vars(ClientActor.__ray_metadata__.modified_class) if not m.startswith("_")}
     assert methods == {"describe", "adopt", "step", "test_counts", "own_counts", "storage_bytes"}
@@ -213,6 +225,6 @@ def test_rows_can_be_read_while_the_run_goes_on(cluster_address, tmp_path):
         begin=lambda plan, run_dir: where.append(run_dir),
         emit=emit,
     )
-    assert len(seen) == 10
+    assert len(seen) == 11
     assert all(rows >= reported for reported, rows in seen)
     assert np.all(np.diff([rows for _, rows in seen]) >= 0)

@@ -21,6 +21,7 @@ from qdsim import params as P
 from qdsim.algorithms.local_sgd import batches, make_update, summed_gradient
 from qdsim.clients import ClientState, SyntheticSet
 from qdsim.clocks import Stopwatch
+from qdsim.errors import Diverged
 from qdsim.hyper import Distillation
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientUpdate, Compute
@@ -89,14 +90,25 @@ def match(
 ) -> None:
     """S_i ← opt-alg(d, ς_S, η_S), class by class (equation 6). In place on ``pixels`` and ``velocity``.
 
-    ``rows_of_class`` are the rows of B^S by class; ``real`` holds the gradient of each class in B^D, its
-    length irrelevant to the distance.
+    ``rows_of_class`` are the rows of B^S by class; ``real`` holds each class's mean gradient on B^D.
     """
     for _ in range(distillation.steps):
         for c, rows in rows_of_class.items():
             gradient = pixel_gradient(compute, params, pixels[rows], c, real[c])
             velocity[rows] = distillation.momentum * velocity[rows] + gradient
             pixels[rows] -= distillation.lr * velocity[rows]
+
+
+def mean_gradient(summed: Params, count: int) -> Params:
+    """Divide a summed gradient by its samples, where the distance looks at all."""
+    return {name: tensor / count for name, tensor in summed.items() if tensor.ndim >= 2}
+
+
+def learnt(synthetic: SyntheticSet, pixels: Tensor, velocity: Tensor) -> SyntheticSet:
+    """Return the set with its new pixels; refuse pixels that are no longer numbers."""
+    if not bool(torch.isfinite(pixels).all()):
+        raise Diverged("synthetic pixels are no longer finite: lower synthetic.lr")
+    return replace(synthetic, images=pixels.cpu(), velocity=velocity.cpu())
 
 
 def finetune(
@@ -127,16 +139,17 @@ def finetune(
         real: dict[int, Params] = {}
         rows_of_class: dict[int, Tensor] = {}
         loss = torch.zeros((), dtype=dtype, device=compute.device)
+        for c in np.unique(client.labels):
+            positions = np.flatnonzero(client.labels == c)
+            chosen = positions[torch.randperm(len(positions), generator=draws)[:batch_size].numpy()]
+            images = client.normalized(chosen, compute.device, dtype)
+            targets = torch.full((len(chosen),), int(c), device=compute.device)
+            loss_sum, gradient = summed_gradient(compute, theta, images, targets)
+            real[int(c)] = mean_gradient(gradient, len(chosen))
+            rows_of_class[int(c)] = torch.nonzero(labels == int(c)).flatten()
+            loss += loss_sum / len(chosen)
+            processed += len(chosen)
         with watch:
-            for c in np.unique(client.labels):
-                positions = np.flatnonzero(client.labels == c)
-                chosen = positions[torch.randperm(len(positions), generator=draws)[:batch_size].numpy()]
-                images = client.normalized(chosen, compute.device, dtype)
-                targets = torch.full((len(chosen),), int(c), device=compute.device)
-                loss_sum, real[int(c)] = summed_gradient(compute, theta, images, targets)
-                rows_of_class[int(c)] = torch.nonzero(labels == int(c)).flatten()
-                loss += loss_sum / len(chosen)
-                processed += len(chosen)
             match(compute, theta, pixels, velocity, rows_of_class, real, distillation)
         losses.append(loss / len(real))
         if step == FINETUNE_STEPS - 1:
@@ -148,5 +161,4 @@ def finetune(
                 _, gradient = summed_gradient(compute, theta, pixels[rows], labels[rows])
                 P.step_(theta, gradient, -FINETUNE_LR / len(rows))
     update = make_update(client.client_id, len(client.labels), {}, {}, losses, processed, watch)
-    refined = replace(synthetic, images=pixels.cpu(), velocity=velocity.cpu())
-    return replace(client, synthetic=refined), update
+    return replace(client, synthetic=learnt(synthetic, pixels, velocity)), update

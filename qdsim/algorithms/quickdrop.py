@@ -3,9 +3,9 @@
 Dhasade, Ding, Guo, Kermarrec, de Vos, Wu. QuickDrop: efficient federated unlearning via synthetic data
 generation. Middleware 2024.
 
-Departures from the paper: ascent stops at ``max_loss`` (see :mod:`local_sgd`); relearning mixes S_f with the
-rest by default, because S_f alone teaches the model that everything is the forgotten class
-(``relearn.data = "forget"`` is the paper's version).
+Departures from the paper: ascent stops at ``max_loss`` (see :mod:`local_sgd`). An option, not the default:
+relearning can mix S_f with what recovery uses (``relearn.data = "mixed"``), because S_f alone soon teaches the
+model that everything is the forgotten class.
 Departures from the official code: its departures from the paper are not followed. There the model trains
 on the synthetic images, these begin anew in every round, one client alone unlearns, and a mirrored descent
 stands for ascent.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qdsim import params as P
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, finetune, match
+from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, finetune, learnt, match, mean_gradient
 from qdsim.algorithms.local_sgd import batches, make_update, summed_gradient
 from qdsim.clients import ClientState
 from qdsim.clocks import Stopwatch
@@ -77,7 +77,8 @@ def train(
         # lines 12, 14 and 15: sample B^S, compute ∇L^{S_i} on it and update it
         with watch:
             rows = synthetic_rows(synthetic.labels, list(real), distillation.batch, synthetic_draws)
-            match(compute, theta, pixels, velocity, rows, real, distillation)
+            means = {c: mean_gradient(real[c], int(counts[c])) for c in rows}
+            match(compute, theta, pixels, velocity, rows, means, distillation)
         # line 17: θ ← θ - η ∇L^{D_i}(θ), with the gradient of line 13
         gradients = list(real.values())
         for other in gradients[1:]:
@@ -86,8 +87,7 @@ def train(
         losses.append(loss / len(chosen))
         processed += len(chosen)
     update = make_update(client.client_id, len(samples), params, theta, losses, processed, watch)
-    learnt = replace(synthetic, images=pixels.cpu(), velocity=velocity.cpu())
-    return replace(client, synthetic=learnt), update
+    return replace(client, synthetic=learnt(synthetic, pixels, velocity)), update
 
 
 def synthetic_rows(labels: np.ndarray, classes: list[int], most: int, generator: torch.Generator) -> dict[int, Tensor]:
@@ -121,11 +121,12 @@ def phases(hyper: Hyper, branch: Branch) -> list[Phase]:
     forget = View("synthetic", only=branch.forget, without=branch.earlier)
     retain = View("augmented" if hyper.augment else "synthetic", without=branch.gone)
     ascend = partial(local_sgd.run, stage=hyper.unlearn, view=forget, ascend=True, max_loss=hyper.max_loss)
-    everything = View(retain.source, without=branch.earlier)
+    # S_f stays synthetic when it is mixed with the rest: only the rest has real samples beside it
+    mixed = View(retain.source, without=branch.earlier, bare=branch.forget)
     return [
         replace(fedavg.phase("unlearn", hyper.unlearn, forget), client_step=ascend),
         fedavg.phase("recover", hyper.recover, retain),
-        fedavg.phase("relearn", hyper.relearn, everything if hyper.relearn_mixed else forget),
+        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn_mixed else forget),
     ]
 
 

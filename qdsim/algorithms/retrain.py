@@ -1,7 +1,7 @@
 """Retrain-Or: train again from scratch without the forget set (§2.3). The yardstick of all others.
 
 Departures from the paper: none. What it leaves open: retraining begins from fresh random parameters, not
-from the θ_0 of training, and runs as many rounds as training did.
+from the θ_0 of training, and runs as many rounds as training did; relearning has QuickDrop's settings.
 """
 
 from qdsim.algorithms import fedavg
@@ -10,10 +10,16 @@ from qdsim.hyper import Hyper
 from qdsim.phases import Phase
 
 TITLE = "Retrain-Or"
-SUPPORTS = {"class": True, "client": True, "relearn": False}
+SUPPORTS = {"class": True, "client": True, "relearn": True}
 USES_SYNTHETIC = False
 
 
 def phases(hyper: Hyper, branch: Branch) -> list[Phase]:
-    """FedAvg on D without D_f, by the clients that have anything left."""
-    return [fedavg.phase("unlearn", hyper.train, View("real", without=branch.gone), fresh_start=True)]
+    """FedAvg on D without D_f, by the clients that have anything left; then relearning, on real data (§4.7)."""
+    retain = View("real", without=branch.gone)
+    forget = View("real", only=branch.forget, without=branch.earlier)
+    mixed = View("real", without=branch.earlier)
+    return [
+        fedavg.phase("unlearn", hyper.train, retain, fresh_start=True),
+        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn_mixed else forget),
+    ]

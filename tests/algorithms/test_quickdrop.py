@@ -120,7 +120,7 @@ def labels_of(view, clients):
 
 
 def test_phases_of_a_class_request():
-    """Unlearn on S^2 alone, recover on everything else with real samples, relearn on all; in this order."""
+    """Unlearn on S^2 alone, recover on the rest with real samples beside, relearn on both or on S^2 alone."""
     clients = federation()
     unlearn, recover, relearn = quickdrop.phases(HYPER, branch())
     assert [p.name for p in (unlearn, recover, relearn)] == ["unlearn", "recover", "relearn"]
@@ -128,6 +128,10 @@ def test_phases_of_a_class_request():
     assert labels_of(unlearn.view, clients) == {2}
     assert labels_of(recover.view, clients) == {0, 1}
     assert labels_of(relearn.view, clients) == {0, 1, 2}
+    for client in clients.values():
+        samples = client.samples(relearn.view)
+        assert 2 not in client.labels[samples.real], "what was forgotten is relearnt from synthetic samples alone"
+        assert len(samples.synthetic) == len(client.synthetic.labels)
     assert unlearn.client_step.keywords["ascend"]
     assert unlearn.client_step.keywords["max_loss"] == 5.0
     alone = quickdrop.phases(replace(HYPER, relearn_mixed=False), branch())[2]
@@ -154,7 +158,9 @@ def test_a_client_request_concerns_one_client_then_all_others():
 
     unlearn, recover, relearn = quickdrop.phases(HYPER, one)
     assert (holders(unlearn), holders(recover), holders(relearn)) == ([1], [0, 2], [0, 1, 2])
-    (again,) = retrain.phases(HYPER, one)
+    again, relearn = retrain.phases(HYPER, one)
+    assert holders(relearn) == [0, 1, 2]
+    assert not relearn.fresh_start
     assert holders(again) == [0, 2]
     assert again.fresh_start
     assert again.view.source == "real"

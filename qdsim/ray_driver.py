@@ -1,4 +1,4 @@
-"""The actors: clients that own their data, and the driver that schedules and aggregates."""
+"""The driver actor, which schedules and aggregates, and its clients behind the Executor interface."""
 
 import threading
 import time
@@ -21,70 +21,18 @@ from qdsim.evaluation import Counts
 from qdsim.experiment import Experiment, Progress
 from qdsim.federation import pieces
 from qdsim.forgetting import Branch
-from qdsim.hosts import ClientHost, Images, Shard, device_of, use_threads
+from qdsim.hosts import Images, Shard, use_threads
 from qdsim.hyper import Distillation
-from qdsim.models import ConvNet
-from qdsim.params import Arrays, Params
-from qdsim.phases import Assignment, ClientStep, ClientUpdate, Compute, resolve_micro_batch
+from qdsim.params import Params
+from qdsim.phases import Assignment, ClientStep, ClientUpdate
 from qdsim.plan import Plan
+from qdsim.ray_clients import ClientActor
 from qdsim.results import TableWriter
 
 ACTOR_START_S = 30.0
 """Slowest start of one actor that is still believed: torch takes 2 to 3 s of a core to import."""
 PROGRESS_EVERY_S = 0.2
 POLL_S = 0.25
-
-
-@ray.remote
-class ClientActor:
-    """Owns one or more clients. Their shards and synthetic sets never leave it."""
-
-    def __init__(
-        self,
-        train: np.ndarray,
-        test: np.ndarray,
-        test_labels: np.ndarray,
-        pixels: Pixels,
-        model: ConvNet,
-        threads: int,
-        micro_batch: int | str,
-    ):
-        use_threads(threads)
-        context = ray.get_runtime_context()
-        gpu_ids = context.get_accelerator_ids()["GPU"]
-        device = device_of(gpu_ids)
-        self._node_id, self._gpu_id, self._device = context.get_node_id(), ",".join(gpu_ids), device.type
-        compute = Compute(model, device, resolve_micro_batch(micro_batch, device))
-        self._host = ClientHost(compute, Images(train, test, test_labels, pixels), self._node_id, self._gpu_id)
-
-    def describe(self) -> tuple[str, str, str]:
-        """Return node, GPU and kind of device."""
-        return self._node_id, self._gpu_id, self._device
-
-    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
-        """Take clients over."""
-        self._host.adopt(run_seed, shards, synthetic)
-
-    @ray.method(num_returns=2)
-    def step(
-        self, arrays: Arrays, client_step: ClientStep, client_id: int, names: Assignment
-    ) -> tuple[ClientUpdate, Arrays]:
-        """Run a client step; the delta is an object of its own, which waits in the store for its turn."""
-        update = self._host.step(client_step, P.from_numpy(arrays), client_id, names)
-        delta, update.delta = P.to_numpy(update.delta), {}
-        return update, delta
-
-    def test_counts(self, arrays: Arrays, start: int, stop: int) -> Counts:
-        """Count on a range of the test set."""
-        return self._host.test_counts(P.from_numpy(arrays), start, stop)
-
-    def own_counts(self, arrays: Arrays, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
-        """Count on clients' own data."""
-        return self._host.own_counts(P.from_numpy(arrays), client_ids, branch)
-
-    def storage_bytes(self) -> int:
-        """Return what the clients store."""
-        return self._host.storage_bytes()
 
 
 Call = tuple[int, str, tuple[Any, ...]]
@@ -133,7 +81,11 @@ class RayExecutor:
         if late:
             found = f"{len(ready)} that started within {timeout_s:g} s"
             raise CannotPlace(f"{len(refs)} actors", found, "set cluster.clients_per_actor higher")
-        places = ray.get(refs)
+        try:
+            places = ray.get(refs)
+        except RayError as error:
+            fix = "look at Ray's logs of that node, or set cluster.clients_per_actor higher if it ran out of memory"
+            raise CannotPlace(f"{len(refs)} actors", _cause(error), fix) from error
         return [node for node, _, _ in places], [device == "cuda" for _, _, device in places]
 
     def _count_slots(self, threads: int) -> dict[str, int]:
@@ -171,8 +123,17 @@ class RayExecutor:
     def _gather(self, calls: list[Call]) -> list[Any]:
         results: list[Any] = [None] * len(calls)
         for index, ref in self._dispatch(calls):
-            results[index] = ray.get(ref)
+            actor, method, _ = calls[index]
+            try:
+                results[index] = ray.get(ref)
+            except RayError as error:
+                raise ClientFailed(
+                    self._layout.clients[actor][0], method, 0, self._where(actor), _cause(error)
+                ) from error
         return results
+
+    def _where(self, actor: int) -> str:
+        return f"node {self._nodes[actor][:8]}"
 
     def _put(self, params: Params) -> Any:
         """Put the global model into the store once, however many calls read it."""
@@ -211,15 +172,11 @@ class RayExecutor:
                 yield self._fetch(early.pop(client_id), client_id, names)
 
     def _fetch(self, refs: Any, client_id: int, names: Assignment) -> ClientUpdate:
-        where = f"node {self._nodes[self._actor_of[client_id]][:8]}"
         try:
             update, delta = ray.get(refs)
-        except RayTaskError as error:
-            cause = f"{type(error.cause).__name__}: {str(error.cause).splitlines()[0] if str(error.cause) else ''}"
-            raise ClientFailed(client_id, names.phase, names.round_number, where, cause) from error
         except RayError as error:
-            cause = f"its actor was lost ({type(error).__name__}: {str(error).splitlines()[0]})"
-            raise ClientFailed(client_id, names.phase, names.round_number, where, cause) from error
+            where = self._where(self._actor_of[client_id])
+            raise ClientFailed(client_id, names.phase, names.round_number, where, _cause(error)) from error
         update.delta = P.from_numpy(delta)
         assert isinstance(update, ClientUpdate)
         return update
@@ -243,6 +200,17 @@ class RayExecutor:
     def storage_bytes(self) -> int:
         """Return what all clients store."""
         return sum(self._gather([(actor, "storage_bytes", ()) for actor in range(len(self._actors))]))
+
+
+def _cause(error: RayError) -> str:
+    """Say in one line whether the step raised, and what, or whether its actor was lost."""
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {_first_line(error.cause)}"
+    return f"its actor was lost ({type(error).__name__}: {_first_line(error)})"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else ""
 
 
 def _total(counts: list[Counts]) -> Counts:
@@ -305,6 +273,8 @@ def run_on_ray(
         except RayTaskError as error:
             if isinstance(error.cause, QdsimError):
                 raise error.cause from None
-            raise
+            raise QdsimError(
+                f"the driver failed with {type(error.cause).__name__}: {_first_line(error.cause)}"
+            ) from error
         except RayError as error:
-            raise QdsimError(f"the driver actor was lost: {str(error).splitlines()[0]}") from error
+            raise QdsimError(f"the driver actor was lost: {_first_line(error)}") from error

@@ -1,0 +1,66 @@
+"""The client actor. It imports what client steps need, and no reader of files, table writer or checker of jobs."""
+
+import numpy as np
+import ray
+
+from qdsim import params as P
+from qdsim.data import Pixels
+from qdsim.evaluation import Counts
+from qdsim.forgetting import Branch
+from qdsim.hosts import ClientHost, Images, Shard, device_of, use_threads
+from qdsim.hyper import Distillation
+from qdsim.models import ConvNet
+from qdsim.params import Arrays
+from qdsim.phases import Assignment, ClientStep, ClientUpdate, Compute, resolve_micro_batch
+
+
+@ray.remote
+class ClientActor:
+    """Owns one or more clients. Their shards and synthetic sets never leave it."""
+
+    def __init__(
+        self,
+        train: np.ndarray,
+        test: np.ndarray,
+        test_labels: np.ndarray,
+        pixels: Pixels,
+        model: ConvNet,
+        threads: int,
+        micro_batch: int | str,
+    ):
+        use_threads(threads)
+        context = ray.get_runtime_context()
+        gpu_ids = context.get_accelerator_ids()["GPU"]
+        device = device_of(gpu_ids)
+        self._node_id, self._gpu_id, self._device = context.get_node_id(), ",".join(gpu_ids), device.type
+        compute = Compute(model, device, resolve_micro_batch(micro_batch, device))
+        self._host = ClientHost(compute, Images(train, test, test_labels, pixels), self._node_id, self._gpu_id)
+
+    def describe(self) -> tuple[str, str, str]:
+        """Return node, GPU and kind of device."""
+        return self._node_id, self._gpu_id, self._device
+
+    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+        """Take clients over."""
+        self._host.adopt(run_seed, shards, synthetic)
+
+    @ray.method(num_returns=2)
+    def step(
+        self, arrays: Arrays, client_step: ClientStep, client_id: int, names: Assignment
+    ) -> tuple[ClientUpdate, Arrays]:
+        """Run a client step; the delta is an object of its own, which waits in the store for its turn."""
+        update = self._host.step(client_step, P.from_numpy(arrays), client_id, names)
+        delta, update.delta = P.to_numpy(update.delta), {}
+        return update, delta
+
+    def test_counts(self, arrays: Arrays, start: int, stop: int) -> Counts:
+        """Count on a range of the test set."""
+        return self._host.test_counts(P.from_numpy(arrays), start, stop)
+
+    def own_counts(self, arrays: Arrays, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
+        """Count on clients' own data."""
+        return self._host.own_counts(P.from_numpy(arrays), client_ids, branch)
+
+    def storage_bytes(self) -> int:
+        """Return what the clients store."""
+        return self._host.storage_bytes()
