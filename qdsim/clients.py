@@ -53,10 +53,8 @@ class ClientState:
         if self.synthetic is None:
             raise ValueError(f"client {self.client_id} has no synthetic set: train with distillation first")
         chosen = np.flatnonzero(view.mask(self.client_id, self.synthetic.labels))
-        if view.source == "synthetic":
-            return Samples(self, np.empty(0, np.int64), chosen)
-        bare = view.bare.covers(self.client_id, self.synthetic.labels[chosen])
-        return Samples(self, self.synthetic.extra[chosen[~bare]], chosen)
+        real = self.synthetic.extra[chosen] if view.source == "augmented" else np.empty(0, np.int64)
+        return Samples(self, real, chosen)
 
     def normalized(self, positions: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return real images of the shard, as floats, made on the device for this batch alone."""

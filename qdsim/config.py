@@ -123,7 +123,7 @@ class RelearnSection(StageSection):
     rounds: NotNegative = 2
     data: Literal["forget", "mixed"] = "forget"
     """``forget`` is the paper's S_f alone, which costs the other classes dearly unless the learning rate is
-    tuned to the point; ``mixed`` adds what recovery uses."""
+    tuned to the point; ``mixed`` adds the rest of S."""
 
 
 class SyntheticSection(Section):

@@ -37,8 +37,6 @@ class View:
     """Keep nothing but these."""
     without: ForgetSet = field(default=NOTHING)
     """Leave these out."""
-    bare: ForgetSet = field(default=NOTHING)
-    """In an augmented view: no real sample stands beside these."""
 
     def mask(self, client_id: int, labels: np.ndarray) -> np.ndarray:
         """Tell which of a client's samples belong to Z_i; bool (n,)."""
@@ -47,13 +45,9 @@ class View:
 
     def sizes(self, real: np.ndarray, synthetic: np.ndarray) -> np.ndarray:
         """Return |Z_i| for every client from the counts |D_i^c| and |S_i^c|, both (clients, classes)."""
-        classes = np.arange(real.shape[1])
-        sizes = []
-        for i, row in enumerate(real if self.source == "real" else synthetic):
-            kept = self.mask(i, classes)
-            beside = kept & ~self.bare.covers(i, classes) if self.source == "augmented" else np.zeros_like(kept)
-            sizes.append(int(row[kept].sum() + row[beside].sum()))
-        return np.array(sizes)
+        counts = {"real": real, "synthetic": synthetic, "augmented": 2 * synthetic}[self.source]
+        classes = np.arange(counts.shape[1])
+        return np.array([int(row[self.mask(i, classes)].sum()) for i, row in enumerate(counts)])
 
 
 @dataclass(frozen=True)

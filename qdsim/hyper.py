@@ -55,4 +55,4 @@ class Hyper:
     augment: bool
     """Recovery adds one real sample to each synthetic one (§3.3.1)."""
     relearn_mixed: bool
-    """Relearning mixes S_f with the rest; False is the paper's S_f alone."""
+    """Relearning takes all of S; False is the paper's S_f alone."""

@@ -27,7 +27,6 @@ def test_a_class_request_covers_its_class_everywhere():
         (View("synthetic", only=CLASS_2), [1, 0, 1]),
         (View("synthetic", only=CLIENT_1), [0, 4, 0]),
         (View("augmented", without=CLASS_2), [4, 8, 2]),
-        (View("augmented", bare=CLASS_2), [5, 8, 3]),
         (View("real", without=CLASS_2 | CLIENT_1), [200, 0, 10]),
         (View("synthetic", only=CLIENT_1, without=ForgetSet(classes=frozenset([1]))), [0, 1, 0]),
     ],

@@ -4,8 +4,8 @@ Dhasade, Ding, Guo, Kermarrec, de Vos, Wu. QuickDrop: efficient federated unlear
 generation. Middleware 2024.
 
 Departures from the paper: ascent stops at ``max_loss`` (see :mod:`local_sgd`). An option, not the default:
-relearning can mix S_f with what recovery uses (``relearn.data = "mixed"``), because S_f alone soon teaches the
-model that everything is the forgotten class.
+relearning can mix S_f with the rest of S (``relearn.data = "mixed"``), because S_f alone soon teaches the model
+that everything is the forgotten class.
 Departures from the official code: its departures from the paper are not followed. There the model trains
 on the synthetic images, these begin anew in every round, one client alone unlearns, and a mirrored descent
 stands for ascent.
@@ -121,8 +121,7 @@ def phases(hyper: Hyper, branch: Branch) -> list[Phase]:
     forget = View("synthetic", only=branch.forget, without=branch.earlier)
     retain = View("augmented" if hyper.augment else "synthetic", without=branch.gone)
     ascend = partial(local_sgd.run, stage=hyper.unlearn, view=forget, ascend=True, max_loss=hyper.max_loss)
-    # S_f stays synthetic when it is mixed with the rest: only the rest has real samples beside it
-    mixed = View(retain.source, without=branch.earlier, bare=branch.forget)
+    mixed = View("synthetic", without=branch.earlier)
     return [
         replace(fedavg.phase("unlearn", hyper.unlearn, forget), client_step=ascend),
         fedavg.phase("recover", hyper.recover, retain),
