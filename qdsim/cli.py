@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# declared for --help; main reads it from the arguments, since an error may come before they are parsed
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -23,8 +23,8 @@ from qdsim.profiles import PROFILES
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-SMALLEST_FRACTION = 0.0001
 Share = Annotated[float, Field(gt=0, le=1)]
+SMALLEST_FRACTION = 0.0001
 
 
 class Section(BaseModel):
@@ -103,7 +103,9 @@ class UnlearnSection(StageSection):
     """Gradient ascent on the forget set (Algorithm 1)."""
 
     rounds: Positive = 1
+    """One round suffices (§4.2.1)."""
     lr: Rate = 0.02
+    """η_θ of ascent."""
     max_loss: Rate | Literal["auto", "none"] = "auto"
     """A client stops ascending once its forget loss passes this. ``auto`` is 2 ln C, twice the loss of a
     guess: enough to forget, before the model is destroyed. ``none`` is the paper's literal T steps."""
@@ -113,6 +115,7 @@ class RecoverSection(StageSection):
     """Descent on what remains."""
 
     rounds: NotNegative = 2
+    """A short recovery on 2 % of the data is better than a long one."""
     augment: bool = True
     """Add one real sample to each synthetic one (§3.3.1)."""
 
@@ -140,8 +143,9 @@ class SyntheticSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Of the pixels' SGD, as in Zhao et al.'s code, which the paper follows."""
     init: Literal["real", "noise"] = "real"
+    """Start from randomly chosen real samples, or from Gaussian noise."""
     matching: bool = True
-    """False keeps the synthetic samples as they began."""
+    """False keeps the synthetic samples in training as they began."""
     finetune: NotNegative = 0
     """F."""
 
@@ -188,8 +192,11 @@ class Job(Section):
     about: str = ""
     """One line: what the job reproduces."""
     seeds: Annotated[tuple[NotNegative, ...], Field(min_length=1, strict=False)] = (0, 1, 2, 3, 4)
+    """Each seed is a federation of its own; results are averaged over them."""
     methods: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = ("quickdrop", "retrain")
+    """What serves the requests, each from the same trained model."""
     requests: Annotated[tuple[Request, ...], Field(min_length=1, strict=False)] = (Request(kind="class", target=9),)
+    """What is to be forgotten: independent of each other, unless ``sequence`` is set."""
     sequence: bool = False
     """True: each request starts from the model that the one before it left."""
     data: DataSection = DataSection()

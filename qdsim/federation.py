@@ -75,7 +75,7 @@ class InlineExecutor:
             try:
                 update = self._host.step(client_step, params, client_id, names)
             except Exception as error:
-                cause = f"{type(error).__name__}: {error}"
+                cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 raise ClientFailed(client_id, names.phase, names.round_number, "this machine", cause) from error
             self.wait_s += time.perf_counter() - began_s
             on_done(done)

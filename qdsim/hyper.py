@@ -36,7 +36,7 @@ class Distillation:
     init: str
     """``real``: start from randomly chosen real samples; ``noise``: from Gaussian noise."""
     matching: bool
-    """False leaves the synthetic samples as they began: an ablation."""
+    """False leaves the synthetic samples in training as they began: an ablation."""
     finetune: int
     """F, fresh networks on which the synthetic sets are refined after training."""
 

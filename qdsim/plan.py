@@ -97,7 +97,7 @@ def make(job: Job, dataset: Dataset) -> Plan:
     plans = []
     for seed in job.seeds:
         split = _split(job, dataset, seed)
-        branches = _branches(job, dataset, split, seed)
+        branches = _branches(job, split, seed)
         labels = tuple(dataset.train_labels[rows] for rows in split.indices)
         plans.append(SeedPlan(seed, split, labels, branches))
     return Plan(job, job.hyper(dataset.num_classes), model, len(dataset.test_labels), tuple(plans))
@@ -136,7 +136,7 @@ def _split(job: Job, dataset: Dataset, seed: int) -> Partition:
     )
 
 
-def _branches(job: Job, dataset: Dataset, split: Partition, seed: int) -> tuple[Branch, ...]:
+def _branches(job: Job, split: Partition, seed: int) -> tuple[Branch, ...]:
     """Resolve random targets and, in a sequence, what was forgotten before each request."""
     branches: list[Branch] = []
     earlier = NOTHING

@@ -69,8 +69,9 @@ def lay_out(clients: int, wanted: ClusterSection, nodes: list[Node]) -> Layout:
         need = f"{len(groups)} actors of {fraction:g} GPU"
         found = f"{gpus} GPUs on {len(nodes)} nodes, which hold {fits}"
         packed = f", or cluster.clients_per_actor to {-(-clients // fits)}" if fits else ""
-        smaller = f"to {1 / -(-len(groups) // gpus):.4g}" if gpus else "to 0"
-        raise CannotPlace(need, found, f"set cluster.gpus_per_client {smaller}{packed}")
+        # rounded down to what Ray counts: 1/6 rounded up would fit five times, not six
+        smaller = 10_000 // -(-len(groups) // gpus) / 10_000 if gpus else 0
+        raise CannotPlace(need, found, f"set cluster.gpus_per_client to {smaller:g}{packed}")
     # where GPUs decide who sits where, CPUs must not: the node with the GPUs may have few of them
     cpus = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
     return Layout(groups, fraction, max(TOKEN_CPU, int(cpus * 100) / 100))

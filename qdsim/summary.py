@@ -50,14 +50,14 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
         retain_accuracy=lambda t: t["retain_accuracy_start"],
     )
     train = stages[(stages["method"] == "shared") & (stages["phase"] == "train")].set_index("seed")
-    for column in ("rounds_run", "samples", "client_compute_s", "data_size", "test_accuracy"):
+    for column in ("rounds_run", "samples", "client_compute_s"):
         before[column] = before["seed"].map(train[column])
     rows = pd.concat([before, served], ignore_index=True)
     order = {name: i for i, name in enumerate(method_titles(run_dir))}
     phases = {name: i for i, name in enumerate(STAGE_NAMES)}
     requests = {name: i for i, name in enumerate(sorted(set(served["request"]), key=_position))}
     grouped = rows.groupby(["request", "method", "phase"], sort=False)
-    columns = ["forget_accuracy", "retain_accuracy", "rounds_run", "samples", "data_size", "client_compute_s"]
+    columns = ["forget_accuracy", "retain_accuracy", "rounds_run", "samples", "client_compute_s"]
     table = grouped[columns].mean().join(grouped.size().rename("n"))
     deviation = grouped[["forget_accuracy", "retain_accuracy"]].std().add_suffix("_sd")
     table = table.join(deviation).reset_index()

@@ -1,6 +1,7 @@
 """The same clients as Ray actors: the same bits, pinned, and never left out in silence."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,16 @@ def test_what_cannot_fit_is_refused_with_a_fix_that_works(fraction, gpus, fix):
     if gpus:
         assert lay_out(5, wanted(gpus_per_client=0.3333), [node(gpus=gpus)])
         assert lay_out(5, wanted(gpus_per_client=0.4, clients_per_actor=2), [node(gpus=gpus)])
+
+
+@pytest.mark.parametrize("clients", range(5, 60))
+def test_both_advised_fixes_work_for_any_number_of_clients(clients):
+    """On two GPUs at a half each, four actors fit; what the message says to set is then accepted."""
+    with pytest.raises(CannotPlace) as caught:
+        lay_out(clients, wanted(gpus_per_client=0.5), [node(gpus=2)])
+    fraction, packed = re.findall(r"to (0\.\d+), or cluster\.clients_per_actor to (\d+)", caught.value.fix)[0]
+    assert len(lay_out(clients, wanted(gpus_per_client=float(fraction)), [node(gpus=2)]).clients) == clients
+    assert lay_out(clients, wanted(gpus_per_client=0.5, clients_per_actor=int(packed)), [node(gpus=2)])
 
 
 @pytest.fixture(scope="module")

@@ -103,17 +103,15 @@ def training(hyper: Hyper) -> list[Phase]:
     """Steps 1 and 2 of the workflow: train and distil; fine-tune where F > 0, one fresh network a round."""
     view = View("real")
     distillation = hyper.synthetic
+    found = [fedavg.phase("train", hyper.train, view)]
     if distillation.matching:
-        step = partial(train, stage=hyper.train, distillation=distillation)
-        phases = [replace(fedavg.phase("train", hyper.train, view), client_step=step)]
-    else:
-        phases = [fedavg.phase("train", hyper.train, view)]
+        found = [replace(found[0], client_step=partial(train, stage=hyper.train, distillation=distillation))]
     if distillation.finetune:
         batch_size = hyper.train.batch_size
         stage = Stage(distillation.finetune, FINETUNE_STEPS, batch_size, FINETUNE_LR, participation=1.0)
         refine = partial(finetune, distillation=distillation, batch_size=batch_size)
-        phases.append(Phase("finetune", stage, view, client_step=refine, server_step=_keep))
-    return phases
+        found.append(Phase("finetune", stage, view, client_step=refine, server_step=_keep))
+    return found
 
 
 def phases(hyper: Hyper, branch: Branch) -> list[Phase]:
