@@ -3,12 +3,12 @@
 Wu et al. Federated unlearning: guarantee the right of clients to forget. IEEE Network 2022, as restated
 in the paper's Algorithm 1.
 
-Departures from the paper: (1) ascent stops at a client once the loss of its mini-batch passes
-``max_loss``. The paper's literal T steps of ascent destroy the model: on MNIST (laptop profile, seed 0, plain
-samples) 20 steps left 11 % on the retain set and 13 % after recovery, a stop at 2 ln C 88 % and 96 %.
-``max_loss = inf`` is the literal version. (2) A mini-batch is drawn without replacement within a pass over Z_i, as usual in practice; the
-paper only says "sample". (3) Its gradient is summed over micro-batches in a fixed order: the same
-number up to rounding, faster where the cache is short.
+Departures from the paper: (1) ascent stops at a client once the loss of its mini-batch passes ``max_loss``. The
+paper's literal T steps of ascent destroy the model: on MNIST (laptop profile, seed 0, plain samples) 20 steps
+left 11 % on the retain set and 13 % after recovery, a stop at 2 ln C 88 % and 96 %. ``max_loss = inf`` is the
+literal version. (2) A mini-batch is drawn without replacement within a pass over Z_i, as usual in practice; the
+paper only says "sample". (3) Its gradient is summed over micro-batches in a fixed order: the same number up to
+rounding, faster where the cache is short.
 """
 
 from collections.abc import Iterator
