@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qdsim.data import Pixels
 from qdsim.forgetting import View
+from qdsim.params import Arrays
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,17 @@ class SyntheticSet:
     def size_bytes(self) -> int:
         """What the client stores for unlearning: its images as floats, the chosen real samples as bytes."""
         return self.images.numel() * (self.images.element_size() + 1)
+
+    def to_arrays(self) -> Arrays:
+        """Return plain arrays, to be stored by the client's owner."""
+        tensors = {"images": self.images.numpy(), "velocity": self.velocity.numpy()}
+        return {**tensors, "labels": self.labels, "origin": self.origin, "extra": self.extra}
+
+    @staticmethod
+    def from_arrays(arrays: Arrays) -> "SyntheticSet":
+        """Return what :meth:`to_arrays` was given."""
+        images, velocity = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["velocity"])
+        return SyntheticSet(images, arrays["labels"], velocity, arrays["origin"], arrays["extra"])
 
 
 @dataclass(frozen=True)

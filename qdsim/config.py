@@ -6,183 +6,40 @@ tell, before anything starts.
 """
 
 import difflib
+import itertools
 import math
-import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from qdsim.algorithms import METHODS
 from qdsim.errors import BadInput
-from qdsim.hyper import Distillation, Hyper, Stage
+from qdsim.hyper import Distillation, FedEraser, Fump, Hyper, S2u, Sga
 from qdsim.profiles import PROFILES
+from qdsim.sections import (
+    ClusterSection,
+    DataSection,
+    FedEraserSection,
+    FumpSection,
+    ModelSection,
+    NotNegative,
+    PartitionSection,
+    RecoverSection,
+    RelearnSection,
+    Request,
+    S2uSection,
+    Section,
+    SgaSection,
+    SyntheticSection,
+    TrainSection,
+    UnlearnSection,
+)
 
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
-SMALLEST_FRACTION = 0.0001
-
-
-class Section(BaseModel):
-    """Unknown keys, other types and later changes are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-class DataSection(Section):
-    """Which images, and where they lie."""
-
-    dataset: str = "digits"
-    """``digits`` (needs no download), ``mnist``, ``fashion_mnist``, ``cifar10``, ``cifar100``, ``svhn``,
-    ``svhn+extra``, ``parquet:DIR`` (Hugging Face layout) or ``folder:DIR`` (``train/`` and ``test/``)."""
-    root: str = Field(default_factory=lambda: os.environ.get("QDSIM_DATA_ROOT", "data"))
-    """Where data sets lie; ``$QDSIM_DATA_ROOT``, else ``data``."""
-    verify: bool = True
-    """Check SVHN's files against torchvision's checksums."""
-    download: bool = False
-    """Fetch a missing data set from its public source."""
-    size: Positive | None = None
-    """Resize the images of ``parquet:`` and ``folder:`` to size x size pixels."""
-
-
-class PartitionSection(Section):
-    """How the training data are divided among the clients."""
-
-    kind: Literal["dirichlet", "official", "iid"] = "dirichlet"
-    """``dirichlet``: class-major Dir(α); ``official``: the same with the seeding of the paper's code."""
-    clients: Positive = 10
-    """N."""
-    alpha: Rate = 0.1
-    """α; smaller is more heterogeneous."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
-    """One partition for all seeds; by default each run seed has its own (``official``: 42)."""
-    min_size: Positive = 10
-    """No client gets fewer samples: the split is drawn again, at most 1,000 times."""
-
-
-class ModelSection(Section):
-    """The ConvNet [W, N, A, P] x D."""
-
-    width: Positive = 128
-    """W."""
-    depth: Positive = 3
-    """D."""
-
-
-class StageSection(Section):
-    """What every phase has."""
-
-    rounds: NotNegative
-    """Rounds of the phase; 0 leaves it out."""
-    steps: Positive = 50
-    """T."""
-    batch_size: Positive = 256
-    """|B|."""
-    lr: Rate = 0.01
-    """η_θ."""
-    participation: Share = 1.0
-    """Share of the clients with data for the phase that take part in a round."""
-
-    def stage(self) -> Stage:
-        """Return the plain values that the algorithms see."""
-        return Stage(self.rounds, self.steps, self.batch_size, self.lr, self.participation)
-
-
-class TrainSection(StageSection):
-    """FL training with in-situ distillation (Algorithm 2)."""
-
-    rounds: Positive = 200
-    """K."""
-
-
-class UnlearnSection(StageSection):
-    """Gradient ascent on the forget set (Algorithm 1)."""
-
-    rounds: Positive = 1
-    """One round suffices (§4.2.1)."""
-    lr: Rate = 0.02
-    """η_θ of ascent."""
-    max_loss: Rate | Literal["auto", "none"] = "auto"
-    """A client stops ascending once its forget loss passes this. ``auto`` is 2 ln C, twice the loss of a
-    guess: enough to forget, before the model is destroyed. ``none`` is the paper's literal T steps."""
-
-
-class RecoverSection(StageSection):
-    """Descent on what remains."""
-
-    rounds: NotNegative = 2
-    """A short recovery on 2 % of the data is better than a long one."""
-    augment: bool = True
-    """Add one real sample to each synthetic one (§3.3.1)."""
-
-
-class RelearnSection(StageSection):
-    """Descent on what was forgotten; the paper leaves its settings open."""
-
-    rounds: NotNegative = 2
-    data: Literal["forget", "mixed"] = "forget"
-    """``forget`` is the paper's S_f alone, which costs the other classes dearly unless the learning rate is
-    tuned to the point; ``mixed`` adds the rest of S."""
-
-
-class SyntheticSection(Section):
-    """The synthetic sets."""
-
-    scale: Positive = 100
-    """s."""
-    lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    """η_S."""
-    steps: Positive = 1
-    """ς_S."""
-    batch: Positive = 256
-    """|B^S| at most."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Of the pixels' SGD, as in Zhao et al.'s code, which the paper follows."""
-    init: Literal["real", "noise"] = "real"
-    """Start from randomly chosen real samples, or from Gaussian noise."""
-    matching: bool = True
-    """False keeps the synthetic samples in training as they began."""
-    finetune: NotNegative = 0
-    """F."""
-
-
-class ClusterSection(Section):
-    """Where the clients sit. Nothing here changes a result but ``threads`` and ``micro_batch``."""
-
-    gpus_per_client: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
-    """Fraction of a GPU that an actor is pinned to; ``auto`` shares what there is, 0 without GPUs."""
-    clients_per_actor: Positive | Literal["auto"] = 1
-    """``auto`` packs clients where memory or GPUs do not suffice for an actor each."""
-    threads: Positive = 1
-    """torch threads of each process."""
-    micro_batch: Positive | Literal["auto"] = "auto"
-    """Gradients are summed over pieces of this many samples; ``auto``: 32 on the CPU, where the cache is
-    short, and the whole batch on a GPU."""
-    placement_timeout_s: Rate = 30.0
-    """How long to wait for room before giving up with exit code 3."""
-    local_gpus: NotNegative | None = None
-    """Logical GPUs of the local cluster that ``qdsim run`` starts; by default those that are found."""
-    local_cpus: Positive | None = None
-    """CPUs of that local cluster; by default those that are found."""
-
-    @field_validator("gpus_per_client")
-    @classmethod
-    def _ray_can_count_it(cls, fraction: float | str) -> float | str:
-        if isinstance(fraction, float) and 0 < fraction < SMALLEST_FRACTION:
-            raise ValueError(f"Ray counts GPUs in steps of {SMALLEST_FRACTION}")
-        return fraction
-
-
-class Request(Section):
-    """What is to be forgotten."""
-
-    kind: Literal["class", "client"]
-    target: NotNegative | Literal["random"]
-    """A number, or ``random``: drawn for each seed."""
+FIXED_SECTIONS = ("data", "cluster")
+"""No sweep may change these: all cells of a run share one data set and one set of actors."""
 
 
 class Job(Section):
@@ -199,6 +56,10 @@ class Job(Section):
     """What is to be forgotten: independent of each other, unless ``sequence`` is set."""
     sequence: bool = False
     """True: each request starts from the model that the one before it left."""
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)
+    """Keys with the values to try, for example ``{"synthetic.scale" = [10, 100]}``; all combinations run."""
+    membership: Annotated[tuple[Literal["balanced", "literal"], ...], Field(strict=False)] = ()
+    """Membership inference on each unlearned model: ``balanced`` and label-aware, or the paper's ``literal`` one."""
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection()
     model: ModelSection = ModelSection()
@@ -207,6 +68,10 @@ class Job(Section):
     recover: RecoverSection = RecoverSection()
     relearn: RelearnSection = RelearnSection()
     synthetic: SyntheticSection = SyntheticSection()
+    sga: SgaSection = SgaSection()
+    federaser: FedEraserSection = FedEraserSection()
+    fump: FumpSection = FumpSection()
+    s2u: S2uSection = S2uSection()
     cluster: ClusterSection = ClusterSection()
 
     @field_validator("methods")
@@ -217,7 +82,7 @@ class Job(Section):
                 raise ValueError(f"{method!r} is not a method; allowed: {', '.join(METHODS)}")
         return methods
 
-    @field_validator("methods", "seeds", "requests")
+    @field_validator("methods", "seeds", "requests", "membership")
     @classmethod
     def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         fixed = [value for value in values if getattr(value, "target", None) != "random"]
@@ -238,6 +103,41 @@ class Job(Section):
                 raise BadInput("partition.clients", 1, "forgetting the only client leaves no data")
         return self
 
+    @model_validator(mode="after")
+    def _oracle(self) -> "Job":
+        if self.membership and "retrain" not in self.methods:
+            why = "an attack means something only beside the retrained model: add retrain to methods"
+            raise BadInput("membership", list(self.membership), why)
+        return self
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "Job":
+        """Refuse a method that cannot serve one of the requests."""
+        for i, request in enumerate(self.requests):
+            for name in self.methods:
+                method = METHODS[name]
+                if not method.SUPPORTS[request.kind]:
+                    fit = [m for m in METHODS if METHODS[m].SUPPORTS[request.kind]]
+                    why = (
+                        f"{method.TITLE} cannot forget a {request.kind}: {method.REASONS[request.kind]}; "
+                        f"leave {name} out of methods (those that can: {', '.join(fit)})"
+                    )
+                    raise BadInput(f"requests[{i}].kind", request.kind, why)
+        return self
+
+    def cells(self) -> list[tuple[str, "Job"]]:
+        """Return the points of the sweep, each with its label and its job; without a sweep the job itself."""
+        if not self.sweep:
+            return [("", self)]
+        found = []
+        for values in itertools.product(*self.sweep.values()):
+            changed = self.model_dump() | {"sweep": {}}
+            point = dict(zip(self.sweep, values, strict=True))
+            for key, value in point.items():
+                _assign(changed, key, value)
+            found.append((",".join(f"{k}={_as_toml(v)}" for k, v in point.items()), validate(changed)))
+        return found
+
     def hyper(self, num_classes: int) -> Hyper:
         """Return the plain values that the algorithms see."""
         max_loss = self.unlearn.max_loss
@@ -251,6 +151,10 @@ class Job(Section):
             max_loss={"auto": 2 * math.log(num_classes), "none": math.inf}.get(max_loss, max_loss),  # type: ignore[arg-type]
             augment=self.recover.augment,
             relearn_mixed=self.relearn.data == "mixed",
+            sga=Sga(**self.sga.model_dump()),
+            federaser=FedEraser(**self.federaser.model_dump()),
+            fump=Fump(**self.fump.model_dump()),
+            s2u=S2u(**(self.s2u.model_dump() | {"others": None if self.s2u.others == "auto" else self.s2u.others})),
         )
 
 
@@ -267,7 +171,33 @@ def load(path: Path, *, profile: str | None = None, overrides: list[str] | None 
             _assign(values, key, value)
         for key, value in chosen:  # --set beats --profile
             _assign(values, key, value)
-    return validate(values)
+    job = validate(values)
+    check_sweep(job)
+    return job
+
+
+def check_sweep(job: Job) -> None:
+    """Refuse a sweep over what the cells of a run share, or over values that are wrong."""
+    for key, values in job.sweep.items():
+        section, _, field = key.partition(".")
+        swept = getattr(Job.model_fields.get(section), "annotation", None)
+        allowed = [name for name, f in Job.model_fields.items() if _is_section(f.annotation)]
+        allowed = [name for name in allowed if name not in FIXED_SECTIONS]
+        if section not in allowed or not field or field not in getattr(swept, "model_fields", {}):
+            raise BadInput("sweep", key, f"only fields of these sections can be swept: {', '.join(allowed)}")
+        if not values:
+            raise BadInput("sweep", key, "list at least one value")
+        if len({repr(value) for value in values}) < len(values):
+            raise BadInput("sweep", key, "each value may be listed once")
+    job.cells()
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _as_toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def validate(values: dict[str, Any]) -> Job:

@@ -4,6 +4,7 @@
 Pillow) are imported where they are used: a client actor needs none of them.
 """
 
+import hashlib
 import io
 import math
 from collections.abc import Callable, Iterable
@@ -44,6 +45,14 @@ class Dataset:
     pixels: Pixels
     note: str = ""
     """Said in the manifest and under each result, for example that a checksum did not match."""
+
+    def sha256(self) -> str:
+        """Hash of every image and label: what trained states are stored under depends on it."""
+        digest = hashlib.sha256()
+        for array in (self.train_images, self.train_labels, self.test_images, self.test_labels):
+            digest.update(f"{array.shape}{array.dtype}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """Return what the manifest says of the data."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich import box
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # neither is needed to show a finished run, and both bring to
     from qdsim.plan import Plan
 
 RESULT_WIDTH = 120
+LINES_BELOW_PLAN = 10
 
 
 class Display:
@@ -35,6 +37,9 @@ class Display:
         self._last: Progress | None = None
         self._marks: list[tuple[float, float]] = []
         self._score = ""
+        self._tasks: list[str] = []
+        self._ended: dict[int, str] = {}
+        """What became of the tasks that are done, by position in the plan."""
 
     def __enter__(self) -> Display:
         """Take the screen over, where there is one."""
@@ -54,9 +59,11 @@ class Display:
     def begin(self, plan: Plan, run_dir: Path) -> None:
         """Say what is about to run, and where its results go."""
         job = plan.job
-        sizes = [int(s.partition.counts.sum()) for s in plan.seeds]
+        samples = int(plan.cells[0].seeds[0].partition.counts.sum())
+        swept = f"{len(plan.cells)} cells of {', '.join(job.sweep)}, " if job.sweep else ""
+        self._tasks = [_who(t.cell.label, t.seed_plan.seed, t.method, t.branch.label) for t in plan.tasks()]
         self._console.print(
-            f"{job.name}: {job.data.dataset}, {job.partition.clients} clients, {sizes[0]:,} samples, "
+            f"{job.name}: {job.data.dataset}, {job.partition.clients} clients, {samples:,} samples, {swept}"
             f"seeds {list(job.seeds)}, methods {', '.join(job.methods)}",
             highlight=False,
             soft_wrap=True,
@@ -64,19 +71,32 @@ class Display:
         self._console.print(f"results in {run_dir}", highlight=False, soft_wrap=True)
 
     def emit(self, event: Progress) -> None:
-        """Take an event in; print a line for a finished round (in a terminal: for a finished phase)."""
+        """Take an event in; print a line for a finished round and task (in a terminal: for a finished phase)."""
         now_s = time.monotonic()
         self._last = event
         if not self._marks or event.share_done > self._marks[-1][1]:
             self._marks = [*self._marks[-20:], (now_s, event.share_done)]
-        if event.row is None:
+        if event.finished:
+            self._finish(event, now_s)
+        elif event.row is not None:
+            self._score = _scores(event.row)
+            if self._live is None or event.round_number == event.rounds:
+                left = self._left_s() if self._live is None else None  # the live screen says it already
+                tail = f", {_duration(left)} left" if left is not None else ""
+                self._line(now_s, f"{_place(event)}: {self._score}{tail}")
+
+    def _finish(self, event: Progress, now_s: float) -> None:
+        """Note that a task has ended; a training that was found ready, or a task done before a resume, is said too."""
+        if event.task < 0:
+            self._line(now_s, f"{_who(event.cell, event.seed, event.method, '')} {event.phase}: done before, reused")
             return
-        self._score = _scores(event)
-        if self._live is None or event.round_number == event.rounds:
-            left = self._left_s() if self._live is None else None  # the live screen says it already
-            tail = f", {_duration(left)} left" if left is not None else ""
-            line = f"[{_duration(now_s - self._began_s):>7}] {_place(event)}: {self._score}"
-            self._console.print(line + tail, highlight=False, soft_wrap=True)
+        self._ended[event.task] = _scores(event.row) if event.row else "done before"
+        if self._live is None:
+            said = f"{len(self._ended)}/{len(self._tasks)} done, {self._tasks[event.task]}: {self._ended[event.task]}"
+            self._line(now_s, said)
+
+    def _line(self, now_s: float, text: str) -> None:
+        self._console.print(f"[{_duration(now_s - self._began_s):>7}] {text}", highlight=False, soft_wrap=True)
 
     def _left_s(self) -> float | None:
         """Guess the time left from the rate of the last rounds."""
@@ -99,16 +119,40 @@ class Display:
         )
         spent = _duration(time.monotonic() - self._began_s)
         ahead = f"{_duration(left)} left" if left is not None else "time left not known yet"
-        return Group(Text(f"{_place(event)}   {self._score}", style="bold"), bars, Text(f"{spent} spent, {ahead}"))
+        now = Text(f"{_place(event)}   {self._score}", style="bold")
+        return Group(self._plan(event), now, bars, Text(f"{spent} spent, {ahead}"))
+
+    def _plan(self, event: Progress) -> Table:
+        """One line for each task: done with its scores, running, or waiting; those around the running one."""
+        room = max(3, min(len(self._tasks), self._console.height - LINES_BELOW_PLAN))
+        running = event.task if event.task >= 0 else len(self._ended)
+        first = max(0, min(running - room // 2, len(self._tasks) - room))
+        table = Table.grid(padding=(0, 2))
+        if first:
+            table.add_row("", f"… {first} more before", "")
+        for i in range(first, min(first + room, len(self._tasks))):
+            if i in self._ended:
+                table.add_row("[green]done[/green]", self._tasks[i], self._ended[i])
+            elif i == event.task:
+                table.add_row("[bold]now[/bold]", self._tasks[i], f"{event.phase} {event.round_number}/{event.rounds}")
+            else:
+                table.add_row("[dim]-[/dim]", f"[dim]{self._tasks[i]}[/dim]", "")
+        rest = len(self._tasks) - first - room
+        if rest > 0:
+            table.add_row("", f"… {rest} more after", "")
+        return table
+
+
+def _who(cell: str, seed: int, method: str, request: str) -> str:
+    return " ".join(name for name in (cell, f"seed {seed}", method, request) if name)
 
 
 def _place(event: Progress) -> str:
-    who = event.method if not event.request else f"{event.method} {event.request}"
-    return f"seed {event.seed} {who} {event.phase} {event.round_number}/{event.rounds}"
+    who = _who(event.cell, event.seed, event.method, event.request)
+    return f"{who} {event.phase} {event.round_number}/{event.rounds}"
 
 
-def _scores(event: Progress) -> str:
-    row = event.row or {}
+def _scores(row: Mapping[str, Any]) -> str:
     parts = [f"test {row['test_accuracy']:.1%}"]
     for name, key in (("F-Set", "forget_accuracy"), ("R-Set", "retain_accuracy")):
         if row.get(key) is not None:
@@ -134,8 +178,11 @@ def print_result(console: Console, run_dir: Path) -> None:
         console.print("no request has been served yet: no stage to show")
     else:
         several = bool((table["n"] > 1).any())
-        for request, rows in table.groupby("request", sort=False):
-            console.print(_result_table(str(request), rows, titles, several))
+        for (cell, request), rows in table.groupby(["cell", "request"], sort=False):
+            console.print(_result_table(f"{request}  {cell}".rstrip(), rows, titles, several))
+    attacks = summary.membership_table(run_dir)
+    for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
+        console.print(_membership_table(f"{request}  {cell}".rstrip(), rows, titles))
     for note in summary.notes(run_dir):
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     console.print(f"tables: {run_dir / 'tables'}", highlight=False, soft_wrap=True)
@@ -159,6 +206,29 @@ def _result_table(request: str, rows: pd.DataFrame, titles: dict[str, str], seve
             f"{row['samples']:,.0f}",
             f"{row['client_compute_s']:.2f} s",
             f"{row['speedup']:.1f}x" if row["speedup"] is not None and not math.isnan(row["speedup"]) else "",
+        )
+    return table
+
+
+def _membership_table(request: str, rows: pd.DataFrame, titles: dict[str, str]) -> Table:
+    """How often an attack takes samples for members; Retrain-Or's rate is the aim."""
+    title = f"membership inference, forget {request}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("attack", "method"):
+        table.add_column(name, no_wrap=True)
+    for name in ("F-Set rate", "to Retrain-Or", "F-Set AUC", "TPR at 1% FPR", "R-Set rate", "R-Set AUC"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows.to_dict("records"):
+        gap = row["forget_gap"]
+        table.add_row(
+            row["attack"],
+            titles.get(row["method"], row["method"]),
+            f"{row['member_rate_forget']:.1%}",
+            "-" if math.isnan(gap) else f"{100 * gap:+.1f}",
+            f"{row['auc_forget']:.3f}",
+            f"{row['tpr_at_1pct_fpr_forget']:.1%}",
+            f"{row['member_rate_retain']:.1%}",
+            f"{row['auc_retain']:.3f}",
         )
     return table
 

@@ -1,9 +1,11 @@
-"""Top-1 accuracy as counts per class: counts add up exactly, whoever made them."""
+"""Top-1 accuracy as counts per class, which add up exactly whoever made them, and what an attack sees of a sample."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from qdsim.clients import ClientState, normalize
 from qdsim.data import Pixels
@@ -38,21 +40,45 @@ class Counts:
         return Counts(np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64))
 
 
+FEATURES = ("loss", "confidence", "entropy")
+"""What membership inference sees of a sample: its loss, p_y, and the entropy of the softmax."""
+
+
 @torch.no_grad()
+def _logits(
+    compute: Compute, params: Params, pool: np.ndarray, pixels: Pixels, rows: np.ndarray
+) -> Iterator[tuple[slice, Tensor]]:
+    theta = {name: tensor.to(compute.device) for name, tensor in params.items()}
+    dtype = next(iter(theta.values())).dtype
+    for start in range(0, len(rows), BATCH):
+        piece = slice(start, start + BATCH)
+        batch = torch.from_numpy(pool[rows[piece]]).to(compute.device)
+        yield piece, compute.model.forward(theta, normalize(batch, pixels, dtype))
+
+
 def count_correct(
     compute: Compute, params: Params, pool: np.ndarray, pixels: Pixels, rows: np.ndarray, labels: np.ndarray
 ) -> Counts:
     """Count correct answers on ``pool[rows]``, whose labels are ``labels``."""
-    theta = {name: tensor.to(compute.device) for name, tensor in params.items()}
-    dtype = next(iter(theta.values())).dtype
     classes = compute.model.num_classes
-    guesses = [np.empty(0, np.int64)]
-    for start in range(0, len(rows), BATCH):
-        batch = torch.from_numpy(pool[rows[start : start + BATCH]]).to(compute.device)
-        logits = compute.model.forward(theta, normalize(batch, pixels, dtype))
-        guesses.append(logits.argmax(1).cpu().numpy())
-    right = np.concatenate(guesses) == labels
+    guesses = np.empty(len(rows), np.int64)
+    for piece, logits in _logits(compute, params, pool, pixels, rows):
+        guesses[piece] = logits.argmax(1).cpu().numpy()
+    right = guesses == labels
     return Counts(np.bincount(labels[right], minlength=classes), np.bincount(labels, minlength=classes))
+
+
+def features(
+    compute: Compute, params: Params, pool: np.ndarray, pixels: Pixels, rows: np.ndarray, labels: np.ndarray
+) -> np.ndarray:
+    """Return :data:`FEATURES` of ``pool[rows]``, float64 (n, 3)."""
+    found = np.empty((len(rows), len(FEATURES)))
+    for piece, logits in _logits(compute, params, pool, pixels, rows):
+        log_p = torch.log_softmax(logits.to(torch.float64), dim=1).cpu()
+        of_label = log_p.gather(1, torch.from_numpy(labels[piece])[:, None])[:, 0]
+        entropy = -(log_p.exp() * log_p).sum(1)
+        found[piece] = torch.stack([-of_label, of_label.exp(), entropy], dim=1).numpy()
+    return found
 
 
 def client_counts(compute: Compute, params: Params, client: ClientState, branch: Branch) -> tuple[Counts, Counts]:

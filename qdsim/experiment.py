@@ -1,44 +1,37 @@
-"""Work through a plan on one executor: train once per seed, then every method and request from there."""
+"""Work through a plan on one executor: train each federation once, then every method and request from there."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from qdsim import attacks, results, rows, seeds
 from qdsim import params as P
-from qdsim import seeds
+from qdsim.algorithms import METHODS
 from qdsim.evaluation import Counts
 from qdsim.federation import Executor, RoundResult, run_rounds
 from qdsim.forgetting import NOTHING, Branch
+from qdsim.history import History
 from qdsim.hosts import Shard
 from qdsim.params import Params
 from qdsim.phases import Phase
-from qdsim.plan import Plan, SeedPlan
+from qdsim.plan import Cell, Plan, SeedPlan, Task
 from qdsim.results import TableWriter
+from qdsim.rows import SHARED, Row, Scores
+from qdsim.trained import Rows, Store, Trained, description
 
-SHARED = "shared"
-"""The method's name in rows of training."""
 TRAINING = Branch("", NOTHING)
-Scores = dict[str, float | None]
-CONVERGED_WITHIN = 0.01
-SUMMED = ("wall_s", "client_compute_s", "critical_path_s", "evaluation_s", "aggregation_s", "wait_s")
-CLIENT_COLUMNS = (
-    "client_id",
-    "num_samples",
-    "loss",
-    "compute_s",
-    "matching_s",
-    "node_id",
-    "gpu_id",
-    "peak_memory_bytes",
-)
-COUNTED = ("samples", "gradients", "bytes_up", "bytes_down", "participants_expected", "participants_received")
+IN_TRAINING = -1
 
 
 @dataclass(frozen=True)
 class Progress:
     """Where the run is: sent to whoever watches, at every round and as clients finish."""
 
+    task: int
+    """Position in the plan's tasks; -1 while a federation trains."""
+    cell: str
     seed: int
     method: str
     request: str
@@ -49,88 +42,206 @@ class Progress:
     clients: int
     share_done: float
     """Of the work that the plan expects."""
-    row: dict[str, Any] | None = field(default=None, repr=False)
-    """The finished round's row of the table ``rounds``."""
+    row: Row | None = field(default=None, repr=False)
+    """The finished round's row of the table ``rounds``; with ``finished`` the last one before relearning."""
+    finished: bool = False
+    """The task is done, or the training was found ready."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose phase it is."""
+
+    task: int
+    cell: Cell
+    seed_plan: SeedPlan
+    method: str
+    branch: Branch
+
+    def keys(self, phase: str) -> Row:
+        """Return what names the phase in every table."""
+        return rows.keys(self.cell, self.seed_plan, self.method, self.branch.label, phase)
+
+    def progress(self, phase: str, rounds: int, share_done: float) -> Progress:
+        """Return the event that a phase begins with."""
+        named = (self.cell.label, self.seed_plan.seed, self.method, self.branch.label, phase)
+        return Progress(self.task, *named, 0, rounds, 0, 0, share_done)
 
 
 class Experiment:
-    """One plan, one executor, one set of tables."""
+    """One plan, one executor, one run directory."""
 
-    def __init__(self, plan: Plan, executor: Executor, writer: TableWriter, emit: Callable[[Progress], None]):
-        self._plan, self._executor, self._writer, self._emit = plan, executor, writer, emit
+    def __init__(self, plan: Plan, executor: Executor, run_dir: Path, emit: Callable[[Progress], None]):
+        self._plan, self._executor, self._emit = plan, executor, emit
+        self._writer = TableWriter(run_dir)
+        self._store = Store(run_dir.parent)
+        self._models = run_dir / "models"
         self._expected = max(plan.total_work(), 1.0)
         self._done = 0.0
 
     def run(self) -> None:
-        """Seeds, then methods, then requests; each independent request starts from the trained model."""
-        for seed_plan in self._plan.seeds:
-            trained = self._train(seed_plan)
-            for method in self._plan.job.methods:
-                params = trained
-                for branch in seed_plan.branches:
-                    start = params if self._plan.job.sequence else trained
-                    params = self._serve(seed_plan, method, branch, start)
+        """Federation by federation; a task whose model lies in the run was done before the run was resumed."""
+        self._models.mkdir(exist_ok=True)
+        numbered = list(enumerate(self._plan.tasks()))
+        for cell, seed_plan in self._plan.federations():
+            own = [(i, task) for i, task in numbered if task.cell is cell and task.seed_plan is seed_plan]
+            trained = None
+            if not all(self._model_path(task).exists() for _, task in own):
+                trained = self._train(cell, seed_plan)
+            reached: dict[str, Params] = {}
+            for i, task in own:
+                place = Place(i, cell, seed_plan, task.method, task.branch)
+                path = self._model_path(task)
+                if trained is None or path.exists():
+                    reached[task.method] = results.read_params(path)
+                    self._pass_over(place, task.phases())
+                    continue
+                start = reached.get(task.method, trained.params) if cell.job.sequence else trained.params
+                reached[task.method] = self._serve(place, task, start, trained.history)
 
-    def _train(self, seed_plan: SeedPlan) -> Params:
-        synthetic = self._plan.hyper.synthetic if self._plan.uses_synthetic else None
+    def _model_path(self, task: Task) -> Path:
+        return self._models / f"{results.file_name(task.name)}.npz"
+
+    def _pass_over(self, place: Place, phases: list[Phase]) -> None:
+        """Say that phases had been done before."""
+        self._done += sum(place.cell.work(phase, place.seed_plan) for phase in phases)
+        name = phases[-1].name if phases else ""
+        self._emit(replace(place.progress(name, 0, self._share()), finished=True))
+
+    def _train(self, cell: Cell, seed_plan: SeedPlan) -> Trained:
+        """Train, or take the state that an earlier training of the same fields left."""
+        place = Place(IN_TRAINING, cell, seed_plan, SHARED, TRAINING)
         parts = zip(seed_plan.partition.indices, seed_plan.labels, strict=True)
-        shards = [Shard(i, rows, labels) for i, (rows, labels) in enumerate(parts)]
-        self._executor.adopt(seed_plan.seed, shards, synthetic)
-        self._write_partition(seed_plan)
-        params = self._plan.model.init(seeds.generator(seed_plan.seed, "init", phase="train"))
-        for phase in self._plan.training():
-            params, _ = self._run_phase(seed_plan, SHARED, TRAINING, phase, params, {})
-        return params
+        shards = [Shard(i, indices, labels) for i, (indices, labels) in enumerate(parts)]
+        self._executor.adopt(cell.model, seed_plan.seed, shards, cell.hyper.synthetic if cell.distils else None)
+        self._writer.append("partitions", rows.part(place.keys("")), rows.partition_rows(cell, seed_plan))
+        phases = cell.training()
+        device = self._executor.device
+        described = [description(self._plan, cell, seed_plan, phases[: n + 1], device) for n in range(len(phases))]
+        trained, ready = self._find(described)
+        if trained is None:
+            theta_0 = cell.model.init(seeds.generator(seed_plan.seed, "init", phase="train"))
+            trained = Trained(theta_0, History(), {})
+        self._copy(place, phases[:ready], trained.rows)
+        for phase, state in zip(phases[ready:], described[ready:], strict=True):
+            kept: Rows = {table: list(found) for table, found in trained.rows.items()}
+            history = trained.history if phase.name == "train" else None
+            storage = self._storage(place, trained.history)
+            params, _, _ = self._run_phase(
+                place, phase, trained.params, {}, storage=storage, history=history, kept=kept
+            )
+            trained = Trained(params, trained.history, kept)
+            self._store.save(state, trained, self._executor, len(shards))
+        return trained
 
-    def _serve(self, seed_plan: SeedPlan, method: str, branch: Branch, params: Params) -> Params:
-        scores, _ = self._scores(params, branch)
-        for phase in self._plan.phases(method, seed_plan, branch):
-            params, scores = self._run_phase(seed_plan, method, branch, phase, params, scores)
-        return params
+    def _find(self, described: list[dict[str, Any]]) -> tuple[Trained | None, int]:
+        """Return the furthest state that is stored, and how many phases it has behind it."""
+        for ready in range(len(described), 0, -1):
+            trained = self._store.load(described[ready - 1], self._executor)
+            if trained is not None:
+                return trained, ready
+        return None, 0
+
+    def _copy(self, place: Place, phases: list[Phase], stored: Rows) -> None:
+        """Write the rows of a training that was done before, so that the run's tables are complete."""
+        for phase in phases:
+            named = place.keys(phase.name)
+            if self._writer.has("stages", rows.part(named)):  # a resumed run's own training
+                continue
+            for table, found in stored.items():
+                mine = [{**row, **named, "reused": True} for row in found if row["phase"] == phase.name]
+                self._writer.append(table, rows.part(named), mine)
+        if phases:
+            self._pass_over(place, phases)
+
+    def _serve(self, place: Place, task: Task, params: Params, history: History) -> Params:
+        """Serve a request; return the model that has forgotten, before it relearns anything."""
+        scores, _ = self._scores(task.cell, params, task.branch)
+        phases = task.phases(history)
+        forgot, last_row = params, None
+        for phase in (p for p in phases if p.name != "relearn"):
+            storage = self._storage(place, history)
+            forgot, scores, last_row = self._run_phase(place, phase, forgot, scores, storage=storage)
+        if last_row is not None:
+            self._attack(place, task, forgot, last_row)
+        for phase in (p for p in phases if p.name == "relearn"):
+            self._run_phase(place, phase, forgot, scores, storage=self._storage(place, history))
+        results.write_params(self._model_path(task), forgot)
+        name = phases[-1].name if phases else ""
+        self._emit(replace(place.progress(name, 0, self._share()), row=last_row, finished=True))
+        return forgot
 
     def _run_phase(
-        self, seed_plan: SeedPlan, method: str, branch: Branch, phase: Phase, params: Params, before: Scores
-    ) -> tuple[Params, Scores]:
-        """Run a phase, write its rows, and return the model with its scores; ``before`` are those it began with."""
-        if phase.fresh_start:
-            names = {"request": branch.label, "phase": phase.name}
-            params = self._plan.model.init(seeds.generator(seed_plan.seed, "init", **names))
-        sizes = self._plan.sizes(phase, seed_plan)
-        at = Progress(seed_plan.seed, method, branch.label, phase.name, 0, phase.stage.rounds, 0, 0, self._share())
+        self,
+        place: Place,
+        phase: Phase,
+        params: Params,
+        before: Scores,
+        *,
+        storage: tuple[int, int],
+        history: History | None = None,
+        kept: Rows | None = None,
+    ) -> tuple[Params, Scores, Row]:
+        """Run a phase and write its rows; return the model, its scores and its last row.
+
+        ``before`` are the scores it begins with; ``history`` records the updates and ``kept`` the rows, in training.
+        """
+        cell, seed_plan, branch = place.cell, place.seed_plan, place.branch
+        params = self._start(place, phase, params)
+        sizes = cell.sizes(phase, seed_plan)
+        at = place.progress(phase.name, phase.stage.rounds, self._share())
         self._emit(at)
 
         def on_client(round_number: int, expected: int, done: int) -> None:
             here = replace(at, round_number=round_number, clients_done=done, clients=expected)
             self._emit(replace(here, share_done=self._share()))
 
-        keys = {"seed": seed_plan.seed, "cell": "", "method": method, "request": branch.label, "phase": phase.name}
+        named = place.keys(phase.name)
+        rule = phase.rule if phase.stage.stop == "converged" else None
         scores = before
-        rows: list[dict[str, Any]] = []
-        work = self._plan.work(phase, seed_plan) / phase.stage.rounds
-        rounds = run_rounds(phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client)
+        done: list[Row] = []
+        work = cell.work(phase, seed_plan)
+        until = self._done + work
+        rounds = run_rounds(
+            phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client, history=history
+        )
         for result in rounds:
             params = result.params
             began_s = time.perf_counter()
-            scores, counts = self._scores(params, branch)
-            if branch.label and result.round_number == phase.stage.rounds:
-                scores |= self._own_scores(params, seed_plan, branch)
-            row = {**keys, "round": result.round_number, **scores, **_costs(result), "data_size": int(sizes.sum())}
-            row |= {"params_sha256": P.sha256(params), "reused": False}
+            scores, counts = self._scores(cell, params, branch)
+            row = {**named, "round": result.round_number, **scores, **rows.costs(result)}
+            over = rule is not None and rule.reached(rows.scores_of(phase, [*done, row], before))
+            if branch.label and (over or result.round_number == phase.stage.rounds):
+                row |= self._own_scores(params, seed_plan, branch)
+            row |= {"data_size": int(sizes.sum()), "params_sha256": P.sha256(params), "reused": False}
             row["evaluation_s"] = time.perf_counter() - began_s
-            rows.append(row)
-            self._write_round(row, keys, result, counts)
-            self._done += work
+            done.append(row)
+            self._write_round(row, named, result, counts, kept)
+            self._done += work / phase.stage.rounds
             on_row = replace(at, round_number=result.round_number, clients_done=result.expected)
             self._emit(replace(on_row, clients=result.expected, share_done=self._share(), row=row))
-        self._write_stage(keys, rows, before, seed_plan, phase)
-        return params, scores
+            if over:
+                break
+        self._done = until
+        stage = rows.stage_row(named, done, phase, before, storage)
+        self._append("stages", rows.part(named), [stage], kept)
+        return params, scores, done[-1]
+
+    def _start(self, place: Place, phase: Phase, params: Params) -> Params:
+        if phase.start == "current":
+            return params
+        # θ_0 of training has the names of training, so that anybody can draw it again
+        names = {"phase": "train"}
+        if phase.start == "fresh":
+            names = {"request": place.branch.label, "phase": phase.name}
+        return place.cell.model.init(seeds.generator(place.seed_plan.seed, "init", **names))
 
     def _share(self) -> float:
         return min(1.0, self._done / self._expected)
 
-    def _scores(self, params: Params, branch: Branch) -> tuple[Scores, Counts]:
+    def _scores(self, cell: Cell, params: Params, branch: Branch) -> tuple[Scores, Counts]:
         """Test accuracies; for a client request F-Set is the client's own data (it has no test data)."""
-        counts = self._executor.test_counts(params, self._plan.num_test)
+        counts = self._executor.test_counts(params, len(self._plan.test_labels))
         scores: Scores = {"test_accuracy": counts.accuracy()}
         if not branch.label:
             return scores, counts
@@ -139,7 +250,7 @@ class Experiment:
             own, _ = self._executor.own_counts(params, sorted(branch.forget.clients), branch)
             scores["forget_accuracy"] = own.accuracy()
         else:
-            kept = set(range(self._plan.model.num_classes)) - branch.gone.classes
+            kept = set(range(cell.model.num_classes)) - branch.gone.classes
             scores["retain_accuracy"] = counts.accuracy(kept)
             scores["forget_accuracy"] = counts.accuracy(branch.forget.classes)
         return scores, counts
@@ -149,82 +260,31 @@ class Experiment:
         forgotten, retained = self._executor.own_counts(params, everyone, branch)
         return {"forget_accuracy_train": forgotten.accuracy(), "retain_accuracy_train": retained.accuracy()}
 
-    def _write_partition(self, seed_plan: SeedPlan) -> None:
-        split, seed = seed_plan.partition, seed_plan.seed
-        synthetic = split.synthetic_counts(self._plan.hyper.synthetic.scale)
-        keys = {"seed": seed, "cell": "", "method": SHARED, "request": "", "phase": "train", "round": 0}
-        rows = [
-            {
-                **keys,
-                "client_id": i,
-                "class": c,
-                "num_samples": int(split.counts[i, c]),
-                "num_synthetic": int(synthetic[i, c]) if self._plan.uses_synthetic else 0,
-            }
-            for i in range(split.counts.shape[0])
-            for c in range(split.counts.shape[1])
-        ]
-        self._writer.append("partitions", f"seed-{seed}", rows)
+    def _attack(self, place: Place, task: Task, params: Params, last_row: Row) -> None:
+        """Write what membership inference finds in the model that has forgotten."""
+        named = {**place.keys(last_row["phase"]), "round": last_row["round"]}
+        for name in task.cell.job.membership:
+            found = attacks.attack(name, task, self._plan.test_labels, params, self._executor)
+            self._writer.append("membership", f"{rows.part(named)}-{name}", [{**named, **row} for row in found])
 
-    def _write_round(self, row: dict[str, Any], keys: dict[str, Any], result: RoundResult, counts: Counts) -> None:
-        part = f"{_part(keys)}-{result.round_number:05d}"
-        here = {**keys, "round": result.round_number, "reused": False}
-        classes = [{**here, "class": c, "accuracy": counts.accuracy({c})} for c in range(self._plan.model.num_classes)]
-        clients = [{**here, **{name: getattr(update, name) for name in CLIENT_COLUMNS}} for update in result.updates]
-        self._writer.append("clients", part, clients)
-        self._writer.append("classes", part, classes)
-        self._writer.append("rounds", part, [row])
+    def _storage(self, place: Place, history: History) -> tuple[int, int]:
+        """Return what the method keeps for unlearning: measured, and by the accounting of its paper."""
+        cell = place.cell
+        if cell.distils if place.method == SHARED else METHODS[place.method].USES_SYNTHETIC:
+            counts = place.seed_plan.partition.synthetic_counts(cell.hyper.synthetic.scale)
+            return self._executor.storage_bytes(), int(counts.sum()) * cell.model.channels * cell.model.size**2
+        stored = getattr(METHODS.get(place.method), "storage_bytes", None)
+        return stored(cell.hyper, place.branch, history) if stored else (0, 0)
 
-    def _write_stage(
-        self,
-        keys: dict[str, Any],
-        rows: list[dict[str, Any]],
-        before: Scores,
-        seed_plan: SeedPlan,
-        phase: Phase,
-    ) -> None:
-        last = rows[-1]
-        score = "retain_accuracy" if last.get("retain_accuracy") is not None else "test_accuracy"
-        converged = next(r["round"] for r in rows if r[score] >= last[score] - CONVERGED_WITHIN)
-        synthetic = self._plan.uses_synthetic and (phase.view.source != "real" or keys["method"] == SHARED)
-        image_bytes = self._plan.model.channels * self._plan.model.size**2
-        counts = seed_plan.partition.synthetic_counts(self._plan.hyper.synthetic.scale)
-        stage = {
-            **keys,
-            "round": last["round"],
-            "rule": "rounds",
-            "rounds_run": len(rows),
-            "converged_round": converged,
-            "forget_accuracy_start": before.get("forget_accuracy"),
-            "retain_accuracy_start": before.get("retain_accuracy"),
-            **{name: sum(r[name] for r in rows) for name in (*SUMMED, *COUNTED)},
-            **{name: last.get(name) for name in ("test_accuracy", "forget_accuracy", "retain_accuracy")},
-            **{name: last.get(name) for name in ("forget_accuracy_train", "retain_accuracy_train")},
-            "data_size": last["data_size"],
-            "storage_bytes": self._executor.storage_bytes() if synthetic else 0,
-            "storage_bytes_nominal": int(counts.sum()) * image_bytes if synthetic else 0,
-            "reused": False,
-        }
-        self._writer.append("stages", _part(keys), [stage])
+    def _write_round(self, row: Row, named: Row, result: RoundResult, counts: Counts, kept: Rows | None) -> None:
+        part = f"{rows.part(named)}-{result.round_number:05d}"
+        here = {**named, "round": result.round_number, "reused": False}
+        classes = [{**here, "class": c, "accuracy": counts.accuracy({c})} for c in range(len(counts.total))]
+        self._append("clients", part, rows.client_rows(here, result), kept)
+        self._append("classes", part, classes, kept)
+        self._append("rounds", part, [row], kept)
 
-
-def _costs(result: RoundResult) -> dict[str, Any]:
-    updates = result.updates
-    return {
-        "wall_s": result.wall_s,
-        "client_compute_s": sum(u.compute_s for u in updates),
-        "critical_path_s": max(u.compute_s for u in updates),
-        "aggregation_s": result.aggregation_s,
-        "wait_s": result.wait_s,
-        "samples": sum(u.samples for u in updates),
-        "gradients": sum(u.gradients for u in updates),
-        "bytes_up": sum(u.bytes_up for u in updates),
-        "bytes_down": result.bytes_down,
-        "participants_expected": result.expected,
-        "participants_received": len(updates),
-    }
-
-
-def _part(keys: dict[str, Any]) -> str:
-    names = [f"seed-{keys['seed']}", keys["method"], keys["request"], keys["phase"]]
-    return "-".join(name for name in names if name)
+    def _append(self, table: str, part: str, found: list[Row], kept: Rows | None) -> None:
+        self._writer.append(table, part, found)
+        if kept is not None:
+            kept.setdefault(table, []).extend(found)

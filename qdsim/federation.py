@@ -10,12 +10,13 @@ from typing import Protocol
 import numpy as np
 
 from qdsim import params as P
-from qdsim.algorithms import fedavg
 from qdsim.errors import ClientFailed
 from qdsim.evaluation import BATCH, Counts
 from qdsim.forgetting import Branch
+from qdsim.history import History
 from qdsim.hosts import ClientHost, Shard
 from qdsim.hyper import Distillation
+from qdsim.models import ConvNet
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientStep, ClientUpdate, Phase
 
@@ -26,7 +27,10 @@ class Executor(Protocol):
     wait_s: float
     """How long the last ``map`` waited for clients."""
 
-    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+    device: str
+    """``cpu`` or ``cuda``: their bits differ."""
+
+    def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
         """Give every client its shard, as it is before training."""
 
     def map(
@@ -45,6 +49,18 @@ class Executor(Protocol):
     def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
         """Count on the clients' own data: forget set, and the rest."""
 
+    def test_features(self, params: Params, rows: np.ndarray) -> np.ndarray:
+        """Return what an attack sees of test samples, in the order of ``rows``."""
+
+    def own_features(self, params: Params, positions: dict[int, np.ndarray]) -> np.ndarray:
+        """Return what an attack sees of clients' own samples, in the order of client numbers."""
+
+    def save_clients(self, folder: str) -> None:
+        """Have every owner write its clients' synthetic sets there."""
+
+    def load_clients(self, folder: str) -> None:
+        """Have every owner read its clients' synthetic sets from there."""
+
     def storage_bytes(self) -> int:
         """Return what all clients store for unlearning."""
 
@@ -55,10 +71,11 @@ class InlineExecutor:
     def __init__(self, host: ClientHost):
         self._host = host
         self.wait_s = 0.0
+        self.device = "cpu"
 
-    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+    def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
         """Give every client its shard."""
-        self._host.adopt(run_seed, shards, synthetic)
+        self._host.adopt(model, run_seed, shards, synthetic)
 
     def map(
         self,
@@ -89,6 +106,22 @@ class InlineExecutor:
         """Count on the clients' own data."""
         return self._host.own_counts(params, client_ids, branch)
 
+    def test_features(self, params: Params, rows: np.ndarray) -> np.ndarray:
+        """Look at test samples."""
+        return self._host.test_features(params, rows)
+
+    def own_features(self, params: Params, positions: dict[int, np.ndarray]) -> np.ndarray:
+        """Look at the clients' own samples."""
+        return self._host.own_features(params, positions)
+
+    def save_clients(self, folder: str) -> None:
+        """Write the synthetic sets."""
+        self._host.save_clients(folder)
+
+    def load_clients(self, folder: str) -> None:
+        """Read the synthetic sets."""
+        self._host.load_clients(folder)
+
     def storage_bytes(self) -> int:
         """Return what all clients store."""
         return self._host.storage_bytes()
@@ -117,20 +150,21 @@ def run_rounds(
     run_seed: int,
     request: str,
     on_client: Callable[[int, int, int], None],
+    history: History | None = None,
 ) -> Iterator[RoundResult]:
     """Run a phase: select, client steps, server step, in every round. ``sizes`` are the |Z_i|.
 
-    ``on_client(round, expected, done)`` is told whenever a client has finished.
+    ``on_client(round, expected, done)`` is told whenever a client has finished; ``history`` records the updates.
     """
     for round_number in range(1, phase.stage.rounds + 1):
         started_s = time.perf_counter()
         names = Assignment(run_seed, request, phase.name, round_number)
-        ids = fedavg.select(sizes, phase.stage.participation, names.generator("participants"))
+        ids = phase.select(sizes, names)
         kept: list[ClientUpdate] = []
         report = partial(on_client, round_number, len(ids))
         updates = executor.map(phase.client_step, params, ids, names, report)
         before_s = time.perf_counter()
-        params = phase.server_step(params, _dropping_deltas(updates, kept))
+        params = phase.server_step(params, _dropping_deltas(updates, kept, names, history), names)
         step_s = time.perf_counter() - before_s
         yield RoundResult(
             round_number=round_number,
@@ -144,10 +178,14 @@ def run_rounds(
         )
 
 
-def _dropping_deltas(updates: Iterator[ClientUpdate], kept: list[ClientUpdate]) -> Iterator[ClientUpdate]:
+def _dropping_deltas(
+    updates: Iterator[ClientUpdate], kept: list[ClientUpdate], names: Assignment, history: History | None
+) -> Iterator[ClientUpdate]:
     """Hand each update on, then keep it without its delta: one is in memory at a time."""
     for update in updates:
         update.bytes_up = P.size_bytes(update.delta)
+        if history is not None:
+            history.record(names.round_number, update.client_id, update.num_samples, update.delta)
         yield update
         update.delta = {}
         kept.append(update)

@@ -2,18 +2,20 @@
 
 import resource
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from qdsim import evaluation, seeds
 from qdsim.algorithms import distillation
-from qdsim.clients import ClientState
+from qdsim.clients import ClientState, SyntheticSet
 from qdsim.clocks import Stopwatch
 from qdsim.data import Pixels
 from qdsim.evaluation import Counts
 from qdsim.forgetting import Branch
 from qdsim.hyper import Distillation
+from qdsim.models import ConvNet
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientStep, ClientUpdate, Compute
 
@@ -65,8 +67,9 @@ class ClientHost:
         self._node_id, self._gpu_id = node_id, gpu_id
         self._clients: dict[int, ClientState] = {}
 
-    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+    def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
         """Take clients over as they are before training; forget all earlier ones."""
+        self._compute = replace(self._compute, model=model)
         self._clients = {}
         for shard in shards:
             pool, pixels = self._images.train, self._images.pixels
@@ -107,6 +110,38 @@ class ClientHost:
             f, r = evaluation.client_counts(self._compute, params, self._clients[client_id], branch)
             forgotten, retained = forgotten + f, retained + r
         return forgotten, retained
+
+    def test_features(self, params: Params, rows: np.ndarray) -> np.ndarray:
+        """Return what an attack sees of these test samples."""
+        images = self._images
+        labels = images.test_labels[rows]
+        return evaluation.features(self._compute, params, images.test, images.pixels, rows, labels)
+
+    def own_features(self, params: Params, positions: dict[int, np.ndarray]) -> np.ndarray:
+        """Return what an attack sees of clients' own samples, client by client; the samples stay."""
+        found = [np.empty((0, len(evaluation.FEATURES)))]
+        for client_id, chosen in positions.items():
+            client = self._clients[client_id]
+            rows, labels = client.indices[chosen], client.labels[chosen]
+            found.append(evaluation.features(self._compute, params, client.pool, client.pixels, rows, labels))
+        return np.concatenate(found)
+
+    def save_clients(self, folder: str) -> None:
+        """Write each client's synthetic set into a file of its own; nothing where the node does not see the folder."""
+        if not Path(folder).is_dir():
+            return
+        for client_id, client in self._clients.items():
+            if client.synthetic is not None:
+                np.savez(Path(folder) / f"{client_id}.npz", **client.synthetic.to_arrays())  # type: ignore[arg-type]
+
+    def load_clients(self, folder: str) -> None:
+        """Read the synthetic sets that :meth:`save_clients` wrote."""
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(f"{folder} cannot be seen from this node: put --out on storage that all share")
+        for client_id, client in self._clients.items():
+            if client.synthetic is not None:
+                with np.load(Path(folder) / f"{client_id}.npz", allow_pickle=False) as arrays:
+                    self._clients[client_id] = replace(client, synthetic=SyntheticSet.from_arrays(dict(arrays)))
 
     def storage_bytes(self) -> int:
         """Return what the clients store for unlearning beside their data."""

@@ -17,6 +17,8 @@ class Stage:
     """η_θ."""
     participation: float
     """Share of the clients with non-empty Z_i that are drawn in each round."""
+    stop: str = "rounds"
+    """``rounds``: after so many; ``converged``: by the phase's rule, after so many at most."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,56 @@ class Distillation:
 
 
 @dataclass(frozen=True)
+class Sga:
+    """SGA-Or."""
+
+    unlearn_rounds: int
+    recover_rounds: int
+    mode: str
+    """``ascent``, ``reflect`` or ``bounded``."""
+
+
+@dataclass(frozen=True)
+class FedEraser:
+    """FedEraser."""
+
+    interval: int
+    """Δt: every so many rounds of training are replayed."""
+    calibration: float
+    """r: share of the training's local steps in a calibration."""
+    norm: str
+    """``tensor`` or ``model``: what the stored length is the length of."""
+    first_round: str
+    """``stored``, ``calibrated``, or ``auto``: stored where it cannot hold anything of the forget set."""
+    recover_rounds: int
+
+
+@dataclass(frozen=True)
+class Fump:
+    """FU-MP."""
+
+    prune: float
+    """R: share of the channels that are removed."""
+    side: str
+    """``top`` removes the most discriminative channels, ``bottom`` the least."""
+    hook: str
+    """``activation`` or ``convolution``: where a channel's activity is read."""
+    recover_rounds: int
+
+
+@dataclass(frozen=True)
+class S2u:
+    """S2U."""
+
+    rounds: int
+    leaver: float
+    """β: factor on the leaving client's update."""
+    others: float | None
+    """γ: factor on the others'; None keeps the total weight at 1."""
+    recover_rounds: int
+
+
+@dataclass(frozen=True)
 class Hyper:
     """All that the methods' phases are built from."""
 
@@ -56,3 +108,7 @@ class Hyper:
     """Recovery adds one real sample to each synthetic one (§3.3.1)."""
     relearn_mixed: bool
     """Relearning takes all of S; False is the paper's S_f alone."""
+    sga: Sga
+    federaser: FedEraser
+    fump: Fump
+    s2u: S2u

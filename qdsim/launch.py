@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from qdsim.experiment import Experiment, Progress
 from qdsim.federation import InlineExecutor
 from qdsim.hosts import ClientHost, Images, use_threads
 from qdsim.phases import Compute, resolve_micro_batch
-from qdsim.plan import Plan, make
+from qdsim.plan import Cell, Plan, make
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
 
@@ -108,9 +108,9 @@ def run(
 def _run_inline(plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None]) -> None:
     use_threads(plan.job.cluster.threads)
     device = torch.device("cpu")
-    compute = Compute(plan.model, device, resolve_micro_batch(plan.job.cluster.micro_batch, device))
+    compute = Compute(plan.cells[0].model, device, resolve_micro_batch(plan.job.cluster.micro_batch, device))
     executor = InlineExecutor(ClientHost(compute, images))
-    Experiment(plan, executor, results.TableWriter(run_dir), emit).run()
+    Experiment(plan, executor, run_dir, emit).run()
 
 
 def _run_on_ray(
@@ -131,8 +131,9 @@ def _run_on_ray(
 
 def _save_partitions(plan: Plan, run_dir: Path) -> None:
     (run_dir / "partitions").mkdir()
-    for seed_plan in plan.seeds:
-        seed_plan.partition.save(run_dir / "partitions" / f"seed-{seed_plan.seed}.npz")
+    for cell, seed_plan in plan.federations():
+        name = results.file_name(f"{cell.label}-" if cell.label else "") + f"seed-{seed_plan.seed}.npz"
+        seed_plan.partition.save(run_dir / "partitions" / name)
 
 
 def _describe(
@@ -151,10 +152,9 @@ def _describe(
         "origin": origin,
         "engine": engine,
         "config": plan.job.model_dump(),
-        "resolved": {"max_loss": plan.hyper.max_loss if math.isfinite(plan.hyper.max_loss) else "none"},
+        "cells": {cell.label: _resolved(cell) for cell in plan.cells},
         "data": dataset,
-        "partitions": {str(s.seed): s.partition.sha256 for s in plan.seeds},
-        "methods": {m: {"title": METHODS[m].TITLE, **METHODS[m].SUPPORTS} for m in plan.job.methods},
+        "methods": {m: _declared(METHODS[m]) for m in plan.job.methods},
         "versions": versions,
         "hardware": {
             "host": platform.node(),
@@ -165,3 +165,16 @@ def _describe(
             "gpus": gpus,
         },
     }
+
+
+def _resolved(cell: Cell) -> dict[str, Any]:
+    """What a cell came to: its own settings, the number behind ``auto``, and its partitions."""
+    max_loss = cell.hyper.max_loss
+    return {
+        "max_loss": max_loss if math.isfinite(max_loss) else "none",
+        "partitions": {str(s.seed): s.partition.sha256 for s in cell.seeds},
+    }
+
+
+def _declared(method: ModuleType) -> dict[str, Any]:
+    return {"title": method.TITLE, **method.SUPPORTS, "reasons": method.REASONS}

@@ -71,9 +71,25 @@ class ConvNet:
         """Return logits (n, num_classes) for normalised images (n, c, h, w)."""
         x = images
         for block in range(self.depth):
-            padding = self.first_padding if block == 0 else 1
-            x = F.conv2d(x, params[f"conv{block}.weight"], params[f"conv{block}.bias"], padding=padding)
-            gamma, beta = params[f"norm{block}.weight"], params[f"norm{block}.bias"]
-            x = F.group_norm(x, self.width, gamma, beta, NORM_EPS)
-            x = F.avg_pool2d(F.relu(x), 2)
+            _, activated = self._block(params, x, block)
+            x = F.avg_pool2d(activated, 2)
         return F.linear(x.flatten(1), params["linear.weight"], params["linear.bias"])
+
+    def activity(self, params: Params, images: Tensor, hook: str) -> tuple[Tensor, list[Tensor]]:
+        """Return the logits, and for each block the mean activity of every channel (n, width).
+
+        ``hook``: ``activation`` reads after normalisation and ReLU, ``convolution`` the ReLU of the bare convolution.
+        """
+        x, found = images, []
+        for block in range(self.depth):
+            convolved, activated = self._block(params, x, block)
+            found.append((activated if hook == "activation" else F.relu(convolved)).mean((2, 3)))
+            x = F.avg_pool2d(activated, 2)
+        return F.linear(x.flatten(1), params["linear.weight"], params["linear.bias"]), found
+
+    def _block(self, params: Params, x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+        """Return a block's convolution, and that normalised and rectified; pooling follows."""
+        padding = self.first_padding if block == 0 else 1
+        convolved = F.conv2d(x, params[f"conv{block}.weight"], params[f"conv{block}.bias"], padding=padding)
+        gamma, beta = params[f"norm{block}.weight"], params[f"norm{block}.bias"]
+        return convolved, F.relu(F.group_norm(convolved, self.width, gamma, beta, NORM_EPS))

@@ -1,7 +1,7 @@
 """Arithmetic on model parameters θ, a dict of named tensors in a fixed order."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -31,20 +31,37 @@ def step_(params: Params, gradient: Params, scale: float) -> None:
     torch._foreach_add_(list(params.values()), [gradient[name] for name in params], alpha=scale)
 
 
-def add_weighted_mean(params: Params, deltas: Iterable[tuple[float, Params]]) -> Params:
-    """Return params + Σ w_i Δ_i / Σ w_i, summed in the order given.
+class WeightedSum:
+    """Σ w_i Δ_i in float64, in the order given: one sum and one update are all that is in memory at a time."""
 
-    The sum is kept in float64, so one sum and one update are all that is in memory at a time.
-    """
-    total: dict[str, Tensor] = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in params.items()}
-    weight_sum = 0.0
-    for weight, delta in deltas:
-        weight_sum += weight
-        for name, tensor in total.items():
+    def __init__(self, like: Params):
+        self.total: Params = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in like.items()}
+        self.weight = 0.0
+        """Σ w_i."""
+
+    def add(self, weight: float, delta: Params) -> None:
+        """Add one term."""
+        self.weight += weight
+        for name, tensor in self.total.items():
             tensor.add_(delta[name].to(torch.float64), alpha=weight)
-    if weight_sum == 0:
+
+
+def add_weighted_mean(params: Params, deltas: Iterable[tuple[float, Params]]) -> Params:
+    """Return params + Σ w_i Δ_i / Σ w_i, summed in the order given."""
+    summed = WeightedSum(params)
+    for weight, delta in deltas:
+        summed.add(weight, delta)
+    if summed.weight == 0:
         raise ValueError("the weighted mean of no updates is not defined")
-    return {n: (t.to(torch.float64) + total[n] / weight_sum).to(t.dtype) for n, t in params.items()}
+    return {n: (t.to(torch.float64) + summed.total[n] / summed.weight).to(t.dtype) for n, t in params.items()}
+
+
+def add_sums(params: Params, scaled: Sequence[tuple[float, WeightedSum]]) -> Params:
+    """Return params + Σ factor · sum."""
+    total = {n: t.to(torch.float64) for n, t in params.items()}
+    for factor, summed in scaled:
+        total = {name: tensor + factor * summed.total[name] for name, tensor in total.items()}
+    return {n: total[n].to(t.dtype) for n, t in params.items()}
 
 
 def size_bytes(params: Params) -> int:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import torch
 
 from qdsim import seeds
@@ -11,6 +13,7 @@ from qdsim.forgetting import View
 from qdsim.hyper import Stage
 from qdsim.models import ConvNet
 from qdsim.params import Params
+from qdsim.stopping import Rule
 
 CPU_MICRO_BATCH = 32
 WHOLE_BATCH = 2**31
@@ -62,7 +65,7 @@ class ClientUpdate:
     num_samples: int
     """|Z_i|, the client's weight."""
     delta: Params
-    """θ_i - θ; empty where the step does not change the model."""
+    """θ_i - θ; in FU-MP's pruning round the client's activation statistics; empty where there is nothing to send."""
     loss: float
     """Mean loss over the step's mini-batches."""
     gradients: int
@@ -80,8 +83,13 @@ class ClientUpdate:
 ClientStep = Callable[..., tuple[ClientState, ClientUpdate]]
 """``client_step(client, params, names=..., compute=...)``: values in, values out."""
 
-ServerStep = Callable[[Params, Iterable[ClientUpdate]], Params]
-"""Updates arrive in the order of client numbers."""
+ServerStep = Callable[..., Params]
+"""``server_step(params, updates, names)``; updates arrive in the order of client numbers."""
+
+Select = Callable[[np.ndarray, Assignment], list[int]]
+"""``select(sizes, names)``: the participants of a round, in order, from the |Z_i|."""
+
+Updates = Iterable[ClientUpdate]
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,10 @@ class Phase:
     """``train``, ``finetune``, ``unlearn``, ``recover`` or ``relearn``."""
     stage: Stage
     view: View
+    select: Select
     client_step: ClientStep
     server_step: ServerStep
-    fresh_start: bool = False
-    """Begin from new random parameters instead of the current ones."""
+    start: Literal["current", "initial", "fresh"] = "current"
+    """Begin from the current parameters, from training's θ_0, or from new random ones."""
+    rule: Rule | None = None
+    """What ends the phase early where its stage is to stop by convergence; None: nothing does."""

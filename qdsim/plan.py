@@ -1,22 +1,28 @@
 """From a job and its data to what will be run; whatever only the data can refuse is refused here."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from qdsim import partition, seeds
 from qdsim.algorithms import METHODS, fedavg, quickdrop
-from qdsim.config import Job, Request
+from qdsim.config import Job
 from qdsim.data import Dataset
 from qdsim.errors import BadInput
 from qdsim.forgetting import NOTHING, Branch, ForgetSet, View
+from qdsim.history import History
 from qdsim.hyper import Hyper
 from qdsim.models import ConvNet
 from qdsim.partition import Partition
 from qdsim.phases import Phase
+from qdsim.sections import Request
+from qdsim.stopping import TRAINED
 
 MATCHED_IMAGE_COST = 3.0
 """A synthetic image in a matching step against a real one in a gradient, roughly: it is differentiated twice."""
+UNKNOWN = History()
+"""Before training there is no history; phases are planned without it."""
 
 
 @dataclass(frozen=True)
@@ -31,32 +37,33 @@ class SeedPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that an experiment needs beside the images themselves."""
+class Cell:
+    """One point of a sweep: the job there, and the federations it trains, one a seed."""
 
+    label: str
+    """``synthetic.scale=10``; empty without a sweep."""
     job: Job
     hyper: Hyper
     model: ConvNet
-    num_test: int
     seeds: tuple[SeedPlan, ...]
 
     @property
-    def uses_synthetic(self) -> bool:
+    def distils(self) -> bool:
         """Tell whether any method needs synthetic sets."""
         return any(METHODS[name].USES_SYNTHETIC for name in self.job.methods)
 
     def training(self) -> list[Phase]:
         """Return the phases that all methods share."""
-        if self.uses_synthetic:
+        if self.distils:
             return quickdrop.training(self.hyper)
-        return [fedavg.phase("train", self.hyper.train, View("real"))]
+        return [fedavg.phase("train", self.hyper.train, View("real"), TRAINED)]
 
-    def phases(self, method: str, seed_plan: SeedPlan, branch: Branch) -> list[Phase]:
+    def phases(self, method: str, seed_plan: SeedPlan, branch: Branch, history: History = UNKNOWN) -> list[Phase]:
         """Return a method's phases for a request: those with rounds to run and samples to run on.
 
         In a sequence nothing is relearnt, since the next request builds on what was forgotten.
         """
-        found: list[Phase] = METHODS[method].phases(self.hyper, branch)
+        found: list[Phase] = METHODS[method].phases(self.hyper, branch, history)
         skipped = {"relearn"} if self.job.sequence else set()
         return [p for p in found if p.name not in skipped and p.stage.rounds and self.sizes(p, seed_plan).any()]
 
@@ -69,48 +76,98 @@ class Plan:
         """Estimate a phase's cost in samples, for the time left and nothing else."""
         stage, hyper = phase.stage, self.hyper
         a_step = np.minimum(self.sizes(phase, seed_plan), stage.batch_size).astype(float)
-        if phase.name in ("train", "finetune") and self.uses_synthetic and hyper.synthetic.matching:
+        if phase.name in ("train", "finetune") and self.distils and hyper.synthetic.matching:
             matched = seed_plan.partition.synthetic_counts(hyper.synthetic.scale).sum(1)
             a_step += MATCHED_IMAGE_COST * np.minimum(matched, hyper.synthetic.batch)
         return stage.rounds * stage.participation * stage.steps * float(a_step.sum())
 
+
+@dataclass(frozen=True)
+class Task:
+    """One line of the plan: a method serves a request from the model that a seed's federation trained."""
+
+    cell: Cell
+    seed_plan: SeedPlan
+    method: str
+    branch: Branch
+
+    @property
+    def name(self) -> str:
+        """A name that is unique in the run and fit for a file."""
+        names = (self.cell.label, f"seed-{self.seed_plan.seed}", self.method, self.branch.label)
+        return "-".join(name for name in names if name)
+
+    def phases(self, history: History = UNKNOWN) -> list[Phase]:
+        """Return what there is to do."""
+        return self.cell.phases(self.method, self.seed_plan, self.branch, history)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that an experiment needs beside the images themselves."""
+
+    job: Job
+    cells: tuple[Cell, ...]
+    test_labels: np.ndarray
+    data_sha256: str
+
+    @property
+    def max_clients(self) -> int:
+        """The most clients that any cell has: one set of actors serves all."""
+        return max(cell.job.partition.clients for cell in self.cells)
+
+    def federations(self) -> Iterator[tuple[Cell, SeedPlan]]:
+        """Yield what is trained, in the order of training."""
+        for cell in self.cells:
+            for seed_plan in cell.seeds:
+                yield cell, seed_plan
+
+    def tasks(self) -> list[Task]:
+        """Return every method and request of every federation, in the order they are worked through."""
+        return [
+            Task(cell, seed_plan, method, branch)
+            for cell, seed_plan in self.federations()
+            for method in cell.job.methods
+            for branch in seed_plan.branches
+        ]
+
     def total_work(self) -> float:
         """Estimate the cost of the whole plan."""
-        total = 0.0
-        for seed_plan in self.seeds:
-            phases = self.training()
-            for method in self.job.methods:
-                for branch in seed_plan.branches:
-                    phases = phases + self.phases(method, seed_plan, branch)
-            total += sum(self.work(phase, seed_plan) for phase in phases)
+        total = sum(cell.work(phase, at) for cell, at in self.federations() for phase in cell.training())
+        for task in self.tasks():
+            total += sum(task.cell.work(phase, task.seed_plan) for phase in task.phases())
         return total
 
 
 def make(job: Job, dataset: Dataset) -> Plan:
-    """Split the data for each seed and resolve its requests."""
+    """Split the data for each cell and seed, and resolve the requests."""
+    _check_requests(job, dataset)
+    splits: dict[str, Partition] = {}
+    cells = tuple(_make_cell(label, point, dataset, splits) for label, point in job.cells())
+    return Plan(job, cells, dataset.test_labels, dataset.sha256())
+
+
+def _make_cell(label: str, job: Job, dataset: Dataset, splits: dict[str, Partition]) -> Cell:
     channels, size, _ = dataset.train_images.shape[1:]
     model = ConvNet(channels, size, dataset.num_classes, job.model.width, job.model.depth)
     if model.feature_size < 1:
         deepest = int(np.log2(size + 2 * model.first_padding - 2))
         raise BadInput("model.depth", job.model.depth, f"{size}x{size} images allow a depth of {deepest} at most")
-    _check_requests(job, dataset)
     plans = []
     for seed in job.seeds:
-        split = _split(job, dataset, seed)
-        branches = _branches(job, split, seed)
+        wanted = f"{seed} {job.partition!r}"
+        if wanted not in splits:
+            splits[wanted] = _split(job, dataset, seed)
+        split = splits[wanted]
         labels = tuple(dataset.train_labels[rows] for rows in split.indices)
-        plans.append(SeedPlan(seed, split, labels, branches))
-    return Plan(job, job.hyper(dataset.num_classes), model, len(dataset.test_labels), tuple(plans))
+        plans.append(SeedPlan(seed, split, labels, _branches(job, split, seed)))
+    return Cell(label, job, job.hyper(dataset.num_classes), model, tuple(plans))
 
 
 def _check_requests(job: Job, dataset: Dataset) -> None:
     present = np.bincount(dataset.train_labels, minlength=dataset.num_classes)
     last = dataset.num_classes - 1
     for i, request in enumerate(job.requests):
-        for method in job.methods:
-            if not METHODS[method].SUPPORTS[request.kind]:
-                why = f"{METHODS[method].TITLE} cannot forget a {request.kind}; leave it out of methods"
-                raise BadInput(f"requests[{i}].kind", request.kind, why)
         if request.kind != "class" or request.target == "random":
             continue
         if request.target > last:

@@ -1,7 +1,7 @@
 """Named sets of overrides. ``--profile laptop`` makes any job run in minutes on two cores.
 
-A profile changes rounds, steps, batch, width, learning rates, the number of seeds and packing; never
-the data set, the number of clients, α, methods or requests.
+A profile changes rounds, steps, batch, width, learning rates, the number of seeds, packing and the length of
+sweeps; never the data set, the number of clients, α, methods or requests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qdsim.config import Job
+
+LAPTOP_SWEEPS: dict[str, list[Any]] = {"synthetic.finetune": [0, 2, 5, 10], "synthetic.scale": [10, 100, 1000]}
+SMOKE_SWEEPS: dict[str, list[Any]] = {"synthetic.finetune": [0, 1]}
 
 
 def laptop(job: Job) -> dict[str, Any]:
@@ -25,13 +28,14 @@ def laptop(job: Job) -> dict[str, Any]:
         "train.lr": 0.05,
         "unlearn.rounds": min(job.unlearn.rounds, 2),
         "unlearn.steps": 20,
-        "recover.rounds": min(job.recover.rounds, 2),
+        "recover.rounds": min(job.recover.rounds, 4),
         "recover.steps": 5,
         "recover.lr": 0.05,
         "relearn.rounds": 4 if job.relearn.rounds else 0,
         "relearn.steps": 10,
         "relearn.lr": 0.1,
         "synthetic.finetune": min(job.synthetic.finetune, 10),
+        "sweep": {key: LAPTOP_SWEEPS.get(key, values) for key, values in job.sweep.items()},
         **_packing(job),
     }
 
@@ -55,6 +59,12 @@ def smoke(job: Job) -> dict[str, Any]:
         "relearn.batch_size": 16,
         "synthetic.batch": 32,
         "synthetic.finetune": min(job.synthetic.finetune, 1),
+        "sweep": {key: SMOKE_SWEEPS.get(key, values[-2:]) for key, values in job.sweep.items()},
+        "sga.unlearn_rounds": 1,
+        "sga.recover_rounds": min(job.sga.recover_rounds, 1),
+        "federaser.recover_rounds": min(job.federaser.recover_rounds, 1),
+        "fump.recover_rounds": min(job.fump.recover_rounds, 1),
+        "s2u.rounds": 1,
         **_packing(job),
     }
 

@@ -40,9 +40,9 @@ class ClientActor:
         """Return node, GPU and kind of device."""
         return self._node_id, self._gpu_id, self._device
 
-    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+    def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
         """Take clients over."""
-        self._host.adopt(run_seed, shards, synthetic)
+        self._host.adopt(model, run_seed, shards, synthetic)
 
     @ray.method(num_returns=2)
     def step(
@@ -60,6 +60,22 @@ class ClientActor:
     def own_counts(self, arrays: Arrays, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
         """Count on clients' own data."""
         return self._host.own_counts(P.from_numpy(arrays), client_ids, branch)
+
+    def test_features(self, arrays: Arrays, rows: np.ndarray) -> np.ndarray:
+        """Look at test samples."""
+        return self._host.test_features(P.from_numpy(arrays), rows)
+
+    def own_features(self, arrays: Arrays, positions: dict[int, np.ndarray]) -> np.ndarray:
+        """Look at clients' own samples."""
+        return self._host.own_features(P.from_numpy(arrays), positions)
+
+    def save_clients(self, folder: str) -> None:
+        """Write the clients' synthetic sets."""
+        self._host.save_clients(folder)
+
+    def load_clients(self, folder: str) -> None:
+        """Read the clients' synthetic sets."""
+        self._host.load_clients(folder)
 
     def storage_bytes(self) -> int:
         """Return what the clients store."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import ray
 
-from qdsim.config import ClusterSection
 from qdsim.errors import CannotPlace
+from qdsim.sections import ClusterSection
 
 ACTOR_BYTES = 400 * 2**20
 """What an actor with torch takes before it holds anything: 330 MB were measured, the rest is slack."""

@@ -23,11 +23,11 @@ from qdsim.federation import pieces
 from qdsim.forgetting import Branch
 from qdsim.hosts import Images, Shard, use_threads
 from qdsim.hyper import Distillation
+from qdsim.models import ConvNet
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientStep, ClientUpdate
 from qdsim.plan import Plan
 from qdsim.ray_clients import ClientActor
-from qdsim.results import TableWriter
 
 ACTOR_START_S = 30.0
 """Slowest start of one actor that is still believed: torch takes 2 to 3 s of a core to import."""
@@ -45,9 +45,9 @@ class RayExecutor:
     def __init__(self, plan: Plan, images: list[Any], pixels: Pixels):
         wanted = plan.job.cluster
         self.wait_s = 0.0
-        self._layout = ray_cluster.lay_out(plan.job.partition.clients, wanted, ray_cluster.nodes())
+        self._layout = ray_cluster.lay_out(plan.max_clients, wanted, ray_cluster.nodes())
         self._actor_of = {c: a for a, group in enumerate(self._layout.clients) for c in group}
-        self._sizes = np.zeros(plan.job.partition.clients, dtype=np.int64)
+        self._sizes = np.zeros(plan.max_clients, dtype=np.int64)
         self._group = self._reserve(wanted.placement_timeout_s)
         cls: Any = ClientActor
         self._actors = [
@@ -56,10 +56,11 @@ class RayExecutor:
                 num_gpus=self._layout.gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
                 name=f"clients-{group[0]}-{group[-1]}-{self._group.id.hex()[:8]}",
-            ).remote(*images, pixels, plan.model, wanted.threads, wanted.micro_batch)
+            ).remote(*images, pixels, plan.cells[0].model, wanted.threads, wanted.micro_batch)
             for bundle, group in enumerate(self._layout.clients)
         ]
         self._nodes, self._on_gpu = self._wait_for_actors()
+        self.device = "cuda" if any(self._on_gpu) else "cpu"
         self._slots = self._count_slots(wanted.threads)
         self._sent: tuple[Params | None, Any] = (None, None)
 
@@ -141,12 +142,13 @@ class RayExecutor:
             self._sent = (params, ray.put(P.to_numpy(params)))
         return self._sent[1]
 
-    def adopt(self, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
-        """Give every actor its clients' shards."""
+    def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
+        """Give every actor its clients' shards; a cell of a sweep may have fewer clients than another."""
         self._sizes = np.array([len(shard.indices) for shard in shards])
         calls: list[Call] = []
         for actor, group in enumerate(self._layout.clients):
-            calls.append((actor, "adopt", (run_seed, [shards[i] for i in group], synthetic)))
+            own = [shards[i] for i in group if i < len(shards)]
+            calls.append((actor, "adopt", (model, run_seed, own, synthetic)))
         self._gather(calls)
 
     def map(
@@ -184,8 +186,7 @@ class RayExecutor:
     def test_counts(self, params: Params, num_test: int) -> Counts:
         """Spread the test set over as many actors as may run at once."""
         ref = self._put(params)
-        lanes = min(len(self._actors), sum(self._slots.values()) if not any(self._on_gpu) else len(self._actors))
-        ranges = pieces(num_test, lanes)
+        ranges = pieces(num_test, self._lanes())
         calls: list[Call] = [(i, "test_counts", (ref, start, stop)) for i, (start, stop) in enumerate(ranges)]
         return _total(self._gather(calls))
 
@@ -196,6 +197,32 @@ class RayExecutor:
         calls: list[Call] = [(a, "own_counts", (ref, ids, branch)) for a, ids in enumerate(owned) if ids]
         halves = self._gather(calls)
         return _total([f for f, _ in halves]), _total([r for _, r in halves])
+
+    def _lanes(self) -> int:
+        """Return how many actors may compute at once."""
+        return len(self._actors) if any(self._on_gpu) else min(len(self._actors), sum(self._slots.values()))
+
+    def test_features(self, params: Params, rows: np.ndarray) -> np.ndarray:
+        """Spread the samples as the test set is."""
+        ref = self._put(params)
+        ranges = pieces(len(rows), self._lanes())
+        calls: list[Call] = [(i, "test_features", (ref, rows[a:b])) for i, (a, b) in enumerate(ranges)]
+        return np.concatenate(self._gather(calls))
+
+    def own_features(self, params: Params, positions: dict[int, np.ndarray]) -> np.ndarray:
+        """Look at samples where they are; actors hold ascending runs of clients, so the order is that of clients."""
+        ref = self._put(params)
+        owned = [{i: positions[i] for i in group if i in positions} for group in self._layout.clients]
+        calls: list[Call] = [(a, "own_features", (ref, own)) for a, own in enumerate(owned) if own]
+        return np.concatenate(self._gather(calls))
+
+    def save_clients(self, folder: str) -> None:
+        """Have each actor write its own."""
+        self._gather([(actor, "save_clients", (folder,)) for actor in range(len(self._actors))])
+
+    def load_clients(self, folder: str) -> None:
+        """Have each actor read its own."""
+        self._gather([(actor, "load_clients", (folder,)) for actor in range(len(self._actors))])
 
     def storage_bytes(self) -> int:
         """Return what all clients store."""
@@ -233,7 +260,7 @@ class DriverActor:
         """Run the whole plan. ``images`` are references: training images never come into this process."""
         use_threads(plan.job.cluster.threads)
         executor = RayExecutor(plan, images, pixels)
-        Experiment(plan, executor, TableWriter(Path(run_dir)), self._emit).run()
+        Experiment(plan, executor, Path(run_dir), self._emit).run()
 
     def _emit(self, event: Progress) -> None:
         now_s = time.monotonic()

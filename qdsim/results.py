@@ -4,19 +4,25 @@ Rows stream in as small finished files: written under a name that begins with a 
 renamed. A reader therefore sees whole parts only, at any moment. Parts are only ever added.
 """
 
+import io
 import json
 import os
+import re
 import secrets
+import zipfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from qdsim import params as P
 from qdsim import tables
 from qdsim.errors import BadInput
+from qdsim.params import Params
 
 
 def new_run_directory(out: Path, name: str) -> Path:
@@ -46,6 +52,27 @@ def _rename(temporary: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def file_name(name: str) -> str:
+    """Return a name that any file system takes."""
+    return re.sub(r"[^A-Za-z0-9_.=,+-]", "-", name)
+
+
+def write_params(path: Path, params: Params) -> None:
+    """Store a model as numpy arrays, whole or not at all."""
+    file = io.BytesIO()
+    np.savez(file, **P.to_numpy(params))  # type: ignore[arg-type]
+    write_atomically(path, file.getvalue())
+
+
+def read_params(path: Path) -> Params:
+    """Read a model that :func:`write_params` wrote; nothing in the file is executed."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return P.from_numpy(dict(arrays))
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInput("RUN", str(path), f"the model there cannot be read: {str(error).splitlines()[0]}") from None
 
 
 class Manifest:
@@ -92,6 +119,13 @@ class TableWriter:
             (self._folder / table).mkdir(parents=True, exist_ok=True)
             self._write(table, "00-schema", [])
 
+    def has(self, table: str, part: str) -> bool:
+        """Tell whether a part has been written."""
+        return self._path(table, part).exists()
+
+    def _path(self, table: str, part: str) -> Path:
+        return self._folder / table / f"{file_name(part)}.parquet"
+
     def append(self, table: str, part: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows as one part; the same part written again replaces itself."""
         for row in rows:
@@ -101,7 +135,7 @@ class TableWriter:
         self._write(table, part, [{**row, "run_id": self._run_id} for row in rows])
 
     def _write(self, table: str, part: str, rows: list[dict[str, Any]]) -> None:
-        path = self._folder / table / f"{part.replace('/', '_').replace(':', '-')}.parquet"
+        path = self._path(table, part)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         data = pa.Table.from_pylist(rows, schema=self._schemas[table])
         with open(temporary, "wb") as file:

@@ -40,30 +40,62 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
     served = stages[stages["method"] != "shared"].copy()
     if served.empty:
         return pd.DataFrame()
-    # in a sequence later requests start from what the ones before them left, not from the trained model
-    first = ~served["request"].str.match(r"(?!1:)\d+:")
-    before = served[(served["phase"] == "unlearn") & first]
-    before = before.drop_duplicates(["seed", "request"]).assign(
-        method="shared",
-        phase="train",
-        forget_accuracy=lambda t: t["forget_accuracy_start"],
-        retain_accuracy=lambda t: t["retain_accuracy_start"],
-    )
-    train = stages[(stages["method"] == "shared") & (stages["phase"] == "train")].set_index("seed")
-    for column in ("rounds_run", "samples", "client_compute_s"):
-        before[column] = before["seed"].map(train[column])
-    rows = pd.concat([before, served], ignore_index=True)
-    order = {name: i for i, name in enumerate(method_titles(run_dir))}
-    phases = {name: i for i, name in enumerate(STAGE_NAMES)}
-    requests = {name: i for i, name in enumerate(sorted(set(served["request"]), key=_position))}
-    grouped = rows.groupby(["request", "method", "phase"], sort=False)
+    rows = pd.concat([_before(stages, served), served], ignore_index=True)
+    grouped = rows.groupby(["cell", "request", "method", "phase"], sort=False)
     columns = ["forget_accuracy", "retain_accuracy", "rounds_run", "samples", "client_compute_s"]
     table = grouped[columns].mean().join(grouped.size().rename("n"))
     deviation = grouped[["forget_accuracy", "retain_accuracy"]].std().add_suffix("_sd")
     table = table.join(deviation).reset_index()
     table["speedup"] = [_speedup(served, row) for row in table.to_dict("records")]
-    keys = [table["request"].map(requests), table["method"].map(order), table["phase"].map(phases)]
-    return table.assign(a=keys[0], b=keys[1], c=keys[2]).sort_values(["a", "b", "c"]).drop(columns=["a", "b", "c"])
+    return _in_order(table, run_dir, ["cell", "request", "method", "phase"])
+
+
+def membership_table(run_dir: Path) -> pd.DataFrame:
+    """Mean over seeds of each attack's figures, F-Set and R-Set in one row; ``forget_gap`` is to Retrain-Or's rate."""
+    found = read_table(run_dir, "membership")
+    if found.empty:
+        return found
+    keys = ["cell", "request", "attack", "method"]
+    figures = ["member_rate", "auc", "tpr_at_1pct_fpr"]
+    pooled = found.groupby([*keys, "subset"])[figures].mean()
+    halves = [pooled.xs(subset, level="subset").add_suffix(f"_{subset}") for subset in ("forget", "retain")]
+    means = halves[0].join(halves[1])
+    oracle = means.xs("retrain", level="method")["member_rate_forget"]
+    table = means.join(oracle.rename("oracle"), on=["cell", "request", "attack"]).reset_index()
+    table["forget_gap"] = table["member_rate_forget"] - table["oracle"]
+    return _in_order(table, run_dir, keys)
+
+
+def _before(stages: pd.DataFrame, served: pd.DataFrame) -> pd.DataFrame:
+    """Return rows for the trained model, as it was before each request."""
+    # in a sequence later requests start from what the ones before them left, not from the trained model
+    first = ~served["request"].str.match(r"(?!1:)\d+:")
+    before = served[(served["phase"] == "unlearn") & first]
+    before = before.drop_duplicates(["cell", "seed", "request"]).assign(
+        method="shared",
+        phase="train",
+        forget_accuracy=lambda t: t["forget_accuracy_start"],
+        retain_accuracy=lambda t: t["retain_accuracy_start"],
+    )
+    train = stages[(stages["method"] == "shared") & (stages["phase"] == "train")].set_index(["cell", "seed"])
+    trained = pd.MultiIndex.from_frame(before[["cell", "seed"]])
+    for column in ("rounds_run", "samples", "client_compute_s"):
+        before[column] = train[column].reindex(trained).to_numpy()
+    return before
+
+
+def _in_order(table: pd.DataFrame, run_dir: Path, keys: list[str]) -> pd.DataFrame:
+    """Sort by cell, request, method and phase as the job lists them."""
+    manifest = read_manifest(run_dir)
+    ranks: dict[str, list[str]] = {
+        "cell": list(manifest.get("cells") or {}),
+        "request": sorted(set(table["request"]), key=_position),
+        "method": list(method_titles(run_dir)),
+        "phase": list(STAGE_NAMES),
+        "attack": sorted(set(table.get("attack", []))),
+    }
+    places = pd.DataFrame({key: table[key].map({name: i for i, name in enumerate(ranks[key])}) for key in keys})
+    return table.loc[places.sort_values(keys).index].reset_index(drop=True)
 
 
 def _position(request: str) -> tuple[int, str]:
@@ -74,9 +106,14 @@ def _position(request: str) -> tuple[int, str]:
 
 def _speedup(served: pd.DataFrame, row: Mapping[Any, Any]) -> float | None:
     """Retraining's client compute over the method's, up to recovery; None where there is no comparison."""
-    if row["method"] in ("shared", "retrain") or row["phase"] != "recover":
+    if row["method"] in ("shared", "retrain") or row["phase"] not in ("unlearn", "recover"):
         return None
-    costs = served[(served["request"] == row["request"]) & served["phase"].isin(["unlearn", "recover"])]
+    own = served[(served["cell"] == row["cell"]) & (served["request"] == row["request"])]
+    own = own[own["method"] == row["method"]]
+    if row["phase"] == "unlearn" and (own["phase"] == "recover").any():  # said once, where the method has ended
+        return None
+    same = (served["cell"] == row["cell"]) & (served["request"] == row["request"])
+    costs = served[same & served["phase"].isin(["unlearn", "recover"])]
     total = costs.groupby(["method", "seed"])["client_compute_s"].sum()
     if "retrain" not in total.index or row["method"] not in total.index:
         return None
@@ -88,6 +125,10 @@ def notes(run_dir: Path) -> list[str]:
     """Return what must be said under the figures."""
     manifest = read_manifest(run_dir)
     found = []
+    relearns = ((manifest.get("config") or {}).get("relearn") or {}).get("rounds")
+    for method in (manifest.get("methods") or {}).values():
+        if relearns and not method.get("relearn") and not (manifest.get("config") or {}).get("sequence"):
+            found.append(f"{method['title']} does not relearn: {method['reasons']['relearn']}")
     if manifest.get("state") != "done":
         found.append(f"the run is not finished: {manifest.get('state')}")
     profile = (manifest.get("origin") or {}).get("profile")

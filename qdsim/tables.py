@@ -50,8 +50,9 @@ COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
     ],
     "stages": [
         *_KEYS,
-        ("rule", pa.string(), "what ended the phase: `rounds`, a fixed number of them"),
+        ("rule", pa.string(), "what ended the phase: `rounds`, a fixed number of them, or the rule of convergence"),
         ("rounds_run", pa.int64(), "rounds of the phase"),
+        ("rounds_most", pa.int64(), "rounds after which it would have ended at the latest"),
         ("converged_round", pa.int64(), "first round within 1 point of the last one's R-Set (training: test set)"),
         (
             "forget_accuracy_start",
@@ -92,14 +93,18 @@ COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
     ],
     "membership": [
         *_KEYS,
-        ("attack", pa.string(), ""),
-        ("subset", pa.string(), ""),
-        ("member_rate", pa.float64(), ""),
-        ("auc", pa.float64(), ""),
-        ("tpr_at_1pct_fpr", pa.float64(), ""),
+        ("attack", pa.string(), "`balanced` or `literal`, see qdsim/membership.py"),
+        ("subset", pa.string(), "`forget` or `retain`: training samples of D_f, or of the rest"),
+        ("member_rate", pa.float64(), "share of the subset that the attack takes for members"),
+        ("auc", pa.float64(), "the subset against non-members of its kind"),
+        (
+            "tpr_at_1pct_fpr",
+            pa.float64(),
+            "share of the subset found when 1 % of the non-members are taken for members",
+        ),
     ],
 }
-"""``membership`` is empty until a job asks for an attack."""
+"""``membership`` is empty unless a job asks for an attack; its model has forgotten and not relearnt."""
 
 
 def schema(table: str, run_id: str) -> pa.Schema:

@@ -1,9 +1,13 @@
 """The methods, one file each.
 
-| paper      | file           |
-|------------|----------------|
-| QuickDrop  | quickdrop.py   |
-| Retrain-Or | retrain.py     |
+| paper      | file           | forgets           |
+|------------|----------------|-------------------|
+| QuickDrop  | quickdrop.py   | classes, clients  |
+| Retrain-Or | retrain.py     | classes, clients  |
+| SGA-Or     | sga.py         | classes, clients  |
+| FedEraser  | federaser.py   | classes, clients  |
+| FU-MP      | fump.py        | classes           |
+| S2U        | s2u.py         | clients           |
 
 ``local_sgd.py`` is the inner loop of Algorithm 1, ``fedavg.py`` its server, ``distillation.py`` the gradient
 matching of §3.2.
@@ -11,7 +15,15 @@ matching of §3.2.
 
 from types import ModuleType
 
-from qdsim.algorithms import quickdrop, retrain
+from qdsim.algorithms import federaser, fump, quickdrop, retrain, s2u, sga
 
-METHODS: dict[str, ModuleType] = {"quickdrop": quickdrop, "retrain": retrain}
-"""Each module has TITLE, SUPPORTS, USES_SYNTHETIC and ``phases(hyper, branch)``."""
+METHODS: dict[str, ModuleType] = {
+    "quickdrop": quickdrop,
+    "retrain": retrain,
+    "sga": sga,
+    "federaser": federaser,
+    "fump": fump,
+    "s2u": s2u,
+}
+"""Each module has TITLE, SUPPORTS with REASONS for what it does not, USES_SYNTHETIC and
+``phases(hyper, branch, history)``."""

@@ -6,7 +6,7 @@ Departures from the paper: none. The mean of the models is formed as θ + Σ |Z_
 over the round's participants.
 """
 
-from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,34 +14,47 @@ import torch
 
 from qdsim import params as P
 from qdsim.algorithms import local_sgd
-from qdsim.forgetting import View
-from qdsim.hyper import Stage
+from qdsim.forgetting import Branch, View
+from qdsim.hyper import Hyper, Stage
 from qdsim.params import Params
-from qdsim.phases import ClientUpdate, Phase
+from qdsim.phases import Assignment, Phase, Updates
+from qdsim.stopping import RECOVERED, RELEARNT, Rule
 
 
-def select(sizes: np.ndarray, participation: float, generator: torch.Generator) -> list[int]:
+def select(sizes: np.ndarray, names: Assignment, *, participation: float) -> list[int]:
     """Draw the participants among the clients with non-empty Z_i (footnotes 1 and 2), in client order."""
     holders = np.flatnonzero(sizes)
     wanted = max(1, round(participation * len(holders)))
     if wanted >= len(holders):
         return [int(i) for i in holders]
-    drawn = torch.randperm(len(holders), generator=generator)[:wanted].numpy()
+    drawn = torch.randperm(len(holders), generator=names.generator("participants"))[:wanted].numpy()
     return [int(i) for i in np.sort(holders[drawn])]
 
 
-def server_step(params: Params, updates: Iterable[ClientUpdate]) -> Params:
+def server_step(params: Params, updates: Updates, names: Assignment) -> Params:
     """θ ← θ + Σ |Z_i|/|Z| Δ_i."""
     return P.add_weighted_mean(params, ((update.num_samples, update.delta) for update in updates))
 
 
-def phase(name: str, stage: Stage, view: View, *, fresh_start: bool = False) -> Phase:
-    """Plain FedAvg on a view: recovery, relearning, retraining, and training without distillation."""
+def phase(name: str, stage: Stage, view: View, rule: Rule | None = None) -> Phase:
+    """Plain FedAvg on a view: training without distillation, retraining, recovery, relearning."""
     return Phase(
         name=name,
         stage=stage,
         view=view,
+        select=partial(select, participation=stage.participation),
         client_step=partial(local_sgd.run, stage=stage, view=view),
         server_step=server_step,
-        fresh_start=fresh_start,
+        rule=rule,
     )
+
+
+def recover(hyper: Hyper, branch: Branch, rounds: int) -> Phase:
+    """Recovery of the baselines: rounds of training as it was, on D without what is gone (Algorithm 1)."""
+    return phase("recover", replace(hyper.train, rounds=rounds), View("real", without=branch.gone), RECOVERED)
+
+
+def relearn(hyper: Hyper, branch: Branch) -> Phase:
+    """Relearning of the baselines: descent on D_f (§4.7), or on all that was not forgotten before."""
+    only = None if hyper.relearn_mixed else branch.forget
+    return phase("relearn", hyper.relearn, View("real", only=only, without=branch.earlier), RELEARNT)

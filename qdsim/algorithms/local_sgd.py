@@ -11,7 +11,7 @@ paper only says "sample". (3) Its gradient is summed over micro-batches in a fix
 rounding, faster where the cache is short.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -26,6 +26,14 @@ from qdsim.forgetting import View
 from qdsim.hyper import Stage
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientUpdate, Compute
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""Logits and labels to the summed loss."""
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """L, summed over samples."""
+    return F.cross_entropy(logits, labels, reduction="sum")
 
 
 def batches(size: int, batch_size: int, steps: int, generator: torch.Generator) -> Iterator[np.ndarray]:
@@ -43,14 +51,16 @@ def batches(size: int, batch_size: int, steps: int, generator: torch.Generator) 
         yield chosen
 
 
-def summed_gradient(compute: Compute, params: Params, images: Tensor, labels: Tensor) -> tuple[Tensor, Params]:
+def summed_gradient(
+    compute: Compute, params: Params, images: Tensor, labels: Tensor, objective: Objective = cross_entropy
+) -> tuple[Tensor, Params]:
     """Return the sum over samples of loss and ∇_θ loss, added up over micro-batches in order."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     loss_sum = torch.zeros((), dtype=images.dtype, device=images.device)
     total: list[Tensor] = []
     for start in range(0, len(labels), compute.micro_batch):
         piece = slice(start, start + compute.micro_batch)
-        loss = F.cross_entropy(compute.model.forward(leaves, images[piece]), labels[piece], reduction="sum")
+        loss = objective(compute.model.forward(leaves, images[piece]), labels[piece])
         gradient = torch.autograd.grad(loss, list(leaves.values()))
         loss_sum += loss.detach()
         if total:
@@ -70,8 +80,13 @@ def run(
     compute: Compute,
     ascend: bool = False,
     max_loss: float = float("inf"),
+    objective: Objective = cross_entropy,
+    after_step: Callable[[Params], object] | None = None,
 ) -> tuple[ClientState, ClientUpdate]:
-    """One client's T steps on Z_i: θ ← θ ∓ η ∇L^{Z_i}(θ) (Algorithm 1, lines 10-16)."""
+    """One client's T steps on Z_i: θ ← θ ∓ η ∇L^{Z_i}(θ) (Algorithm 1, lines 10-16).
+
+    ``after_step`` may change θ in place after each of them: FU-MP holds its pruned channels at zero so.
+    """
     samples = client.samples(view)
     theta = P.to(P.clone(params), compute.device)
     dtype = next(iter(theta.values())).dtype
@@ -81,12 +96,14 @@ def run(
     processed = 0
     for chosen in batches(len(samples), stage.batch_size, stage.steps, draws):
         images, labels = samples.batch(chosen, compute.device, dtype)
-        loss_sum, gradient = summed_gradient(compute, theta, images, labels)
+        loss_sum, gradient = summed_gradient(compute, theta, images, labels, objective)
         losses.append(loss_sum / len(labels))
         processed += len(labels)
         if ascend and not float(losses[-1]) <= max_loss:
             break
         P.step_(theta, gradient, sign * stage.lr / len(labels))
+        if after_step is not None:
+            after_step(theta)
     return client, make_update(client.client_id, len(samples), params, theta, losses, processed)
 
 

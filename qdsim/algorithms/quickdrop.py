@@ -11,7 +11,6 @@ on the synthetic images, these begin anew in every round, one client alone unlea
 stands for ascent.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -26,12 +25,15 @@ from qdsim.algorithms.local_sgd import batches, make_update, summed_gradient
 from qdsim.clients import ClientState
 from qdsim.clocks import Stopwatch
 from qdsim.forgetting import Branch, View
+from qdsim.history import History
 from qdsim.hyper import Distillation, Hyper, Stage
 from qdsim.params import Params
-from qdsim.phases import Assignment, ClientUpdate, Compute, Phase
+from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
+from qdsim.stopping import FORGOT, RECOVERED, RELEARNT, TRAINED, Rule
 
 TITLE = "QuickDrop"
 SUPPORTS = {"class": True, "client": True, "relearn": True}
+REASONS: dict[str, str] = {}
 USES_SYNTHETIC = True
 
 
@@ -103,31 +105,36 @@ def training(hyper: Hyper) -> list[Phase]:
     """Steps 1 and 2 of the workflow: train and distil; fine-tune where F > 0, one fresh network a round."""
     view = View("real")
     distillation = hyper.synthetic
-    found = [fedavg.phase("train", hyper.train, view)]
+    found = [fedavg.phase("train", hyper.train, view, TRAINED)]
     if distillation.matching:
         found = [replace(found[0], client_step=partial(train, stage=hyper.train, distillation=distillation))]
     if distillation.finetune:
         batch_size = hyper.train.batch_size
         stage = Stage(distillation.finetune, FINETUNE_STEPS, batch_size, FINETUNE_LR, participation=1.0)
         refine = partial(finetune, distillation=distillation, batch_size=batch_size)
-        found.append(Phase("finetune", stage, view, client_step=refine, server_step=_keep))
+        found.append(replace(fedavg.phase("finetune", stage, view), client_step=refine, server_step=_keep))
     return found
 
 
-def phases(hyper: Hyper, branch: Branch) -> list[Phase]:
+def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
     """Steps 3 to 5 of the workflow for one request."""
     forget = View("synthetic", only=branch.forget, without=branch.earlier)
     retain = View("augmented" if hyper.augment else "synthetic", without=branch.gone)
     ascend = partial(local_sgd.run, stage=hyper.unlearn, view=forget, ascend=True, max_loss=hyper.max_loss)
     mixed = View("synthetic", without=branch.earlier)
     return [
-        replace(fedavg.phase("unlearn", hyper.unlearn, forget), client_step=ascend),
-        fedavg.phase("recover", hyper.recover, retain),
-        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn_mixed else forget),
+        replace(fedavg.phase("unlearn", hyper.unlearn, forget, forgot(branch)), client_step=ascend),
+        fedavg.phase("recover", hyper.recover, retain, RECOVERED),
+        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn_mixed else forget, RELEARNT),
     ]
 
 
-def _keep(params: Params, updates: Iterable[ClientUpdate]) -> Params:
+def forgot(branch: Branch) -> Rule | None:
+    """Return the rule that ends ascent: none at client level, where only retraining tells what F-Set should be."""
+    return None if branch.forget.clients else FORGOT
+
+
+def _keep(params: Params, updates: Updates, names: Assignment) -> Params:
     """Fine-tuning leaves the model alone; waiting for every client is all the server does."""
     for _ in updates:
         pass

@@ -4,22 +4,25 @@ Departures from the paper: none. What it leaves open: retraining begins from fre
 from the θ_0 of training, and runs as many rounds as training did; relearning has QuickDrop's settings.
 """
 
+from dataclasses import replace
+
 from qdsim.algorithms import fedavg
 from qdsim.forgetting import Branch, View
+from qdsim.history import History
 from qdsim.hyper import Hyper
 from qdsim.phases import Phase
+from qdsim.stopping import RETRAINED
 
 TITLE = "Retrain-Or"
 SUPPORTS = {"class": True, "client": True, "relearn": True}
+REASONS: dict[str, str] = {}
 USES_SYNTHETIC = False
 
 
-def phases(hyper: Hyper, branch: Branch) -> list[Phase]:
+def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
     """FedAvg on D without D_f, by the clients that have anything left; then relearning, on real data (§4.7)."""
     retain = View("real", without=branch.gone)
-    forget = View("real", only=branch.forget, without=branch.earlier)
-    mixed = View("real", without=branch.earlier)
     return [
-        fedavg.phase("unlearn", hyper.train, retain, fresh_start=True),
-        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn_mixed else forget),
+        replace(fedavg.phase("unlearn", hyper.train, retain, RETRAINED), start="fresh"),
+        fedavg.relearn(hyper, branch),
     ]

@@ -1,0 +1,181 @@
+"""FU-MP: prune the channels that tell the class apart, then fine-tune on the rest.
+
+Wang, Guo, Xie, Qi. Federated unlearning via class-discriminative pruning. WWW 2022.
+
+Order: clients send each channel's mean activation per class; the server scores channels by TF-IDF for the class, prunes
+the top R of all of them at once, and FedAvg on what is left recovers the rest.
+
+Departures from FU-MP's paper: (1) class means are weighted by the clients' counts; an absent class would otherwise
+enter as zeros. (2) Activity is read after normalisation and ReLU, which is what the next layer sees; instance
+normalisation undoes scale and mean of the convolution's own output (``hook = "convolution"`` reads that). (3) At least
+one channel of a layer stays. (4) Statistics come from all local images, not one batch.
+Departures from the authors' code: it keeps the channels with the *highest* scores and removes the least discriminative
+(``side = "bottom"`` does that); here the highest go, as the paper says. There a pruned channel can grow back in
+fine-tuning; here it is held at zero after every step of a client and of the server. A zeroed filter alone would
+not silence its channel: instance normalisation turns it into β, so γ and β are pruned as well.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qdsim import params as P
+from qdsim.algorithms import fedavg, local_sgd
+from qdsim.clients import ClientState
+from qdsim.forgetting import Branch, View
+from qdsim.history import History
+from qdsim.hyper import Fump, Hyper, Stage
+from qdsim.params import Params
+from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
+
+TITLE = "FU-MP"
+SUPPORTS = {"class": True, "client": False, "relearn": False}
+REASONS = {
+    "client": "it prunes the channels that tell a class apart, and a client is no class",
+    "relearn": "what it prunes stays pruned",
+}
+USES_SYNTHETIC = False
+
+OF_CHANNEL = ("conv{}.weight", "conv{}.bias", "norm{}.weight", "norm{}.bias")
+"""All that a channel's output depends on in its block."""
+COUNTS = "counts"
+
+
+def statistics(
+    client: ClientState,
+    params: Params,
+    *,
+    batch_size: int,
+    view: View,
+    hook: str,
+    names: Assignment,
+    compute: Compute,
+) -> tuple[ClientState, ClientUpdate]:
+    """A_i: the sum over the client's images of each channel's activity, by class, beside the counts of classes."""
+    samples = client.samples(view)
+    theta = P.to(params, compute.device)
+    dtype = next(iter(theta.values())).dtype
+    sums = [
+        torch.zeros(compute.model.num_classes, compute.model.width, dtype=torch.float64)
+        for _ in range(compute.model.depth)
+    ]
+    counts = torch.zeros(compute.model.num_classes, dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
+    piece = min(batch_size, compute.micro_batch)
+    with torch.no_grad():
+        for start in range(0, len(samples), piece):
+            chosen = np.arange(start, min(start + piece, len(samples)))
+            images, labels = samples.batch(chosen, compute.device, dtype)
+            logits, activity = compute.model.activity(theta, images, hook)
+            loss += local_sgd.cross_entropy(logits, labels).cpu()
+            here = labels.cpu()
+            counts.index_add_(0, here, torch.ones(len(here), dtype=torch.float64))
+            for total, channels in zip(sums, activity, strict=True):
+                total.index_add_(0, here, channels.to("cpu", torch.float64))
+    sent = {f"activity{block}": total for block, total in enumerate(sums)} | {COUNTS: counts}
+    return client, ClientUpdate(
+        client_id=client.client_id,
+        num_samples=len(samples),
+        delta=sent,
+        loss=float(loss) / len(samples),
+        gradients=0,
+        samples=len(samples),
+    )
+
+
+def scores(activity: Tensor, present: Tensor, target: int) -> Tensor:
+    """TF-IDF of each channel of a layer for a class, from the classes' mean activities (classes, channels).
+
+    TF is the channel's share of the layer's activity on the class; IDF = log((1 + C) / (1 + the classes on which
+    the channel is at least as active as on average)), over the C classes that occur.
+    """
+    share = activity[target] / activity[target].sum().clamp_min(torch.finfo(activity.dtype).tiny)
+    seen = activity[present]
+    spread = (seen >= seen.mean(0)).sum(0)
+    return share * torch.log((1 + len(seen)) / (1 + spread.to(activity.dtype)))
+
+
+def prune(params: Params, updates: Updates, names: Assignment, *, settings: Fump, target: int) -> Params:
+    """Score every channel of every layer and zero the share R of them with the highest scores."""
+    total: Params = {}
+    for update in updates:
+        for name, tensor in update.delta.items():
+            total[name] = total[name] + tensor if name in total else tensor
+    counts = total.pop(COUNTS)
+    present = counts > 0
+    layers = [scores(t / counts.clamp_min(1)[:, None], present, target) for t in total.values()]
+    gone = pruned(params)
+    return hold(P.clone(params), choose(layers, gone, settings))
+
+
+def choose(layers: list[Tensor], gone: list[Tensor], settings: Fump) -> list[Tensor]:
+    """Mark the channels to prune beside those that are gone already: one ranking over all layers."""
+    ranked = torch.cat(layers)
+    width = len(layers[0])
+    order = torch.sort(ranked, descending=settings.side == "top", stable=True).indices.tolist()
+    marked = [mask.clone() for mask in gone]
+    wanted = max(1, round(settings.prune * len(ranked)))
+    for channel in order:
+        block, j = divmod(channel, width)
+        if wanted == 0:
+            break
+        if marked[block][j] or int((~marked[block]).sum()) == 1:
+            continue
+        marked[block][j] = True
+        wanted -= 1
+    return marked
+
+
+def pruned(params: Params) -> list[Tensor]:
+    """Tell of each block which channels have been pruned: those of which nothing but zeros is left."""
+    blocks = sum(name.startswith("conv") and name.endswith("weight") for name in params)
+    found = []
+    for block in range(blocks):
+        parts = [params[name.format(block)] for name in OF_CHANNEL]
+        found.append((torch.cat([part.reshape(len(part), -1) for part in parts], dim=1) == 0).all(1))
+    return found
+
+
+def hold(params: Params, masks: list[Tensor]) -> Params:
+    """Set the marked channels to zero, in place."""
+    for block, mask in enumerate(masks):
+        for name in OF_CHANNEL:
+            params[name.format(block)][mask.to(params[name.format(block)].device)] = 0
+    return params
+
+
+def recover_step(
+    client: ClientState, params: Params, *, stage: Stage, view: View, names: Assignment, compute: Compute
+) -> tuple[ClientState, ClientUpdate]:
+    """Local SGD under the masks that the model itself carries."""
+    held = partial(hold, masks=pruned(params))
+    return local_sgd.run(client, params, stage=stage, view=view, names=names, compute=compute, after_step=held)
+
+
+def recover_server_step(params: Params, updates: Updates, names: Assignment) -> Params:
+    """FedAvg under the same masks."""
+    return hold(fedavg.server_step(params, updates, names), pruned(params))
+
+
+def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
+    """One round of statistics and pruning, then recovery; relearning is not possible."""
+    settings = hyper.fump
+    everything = View("real", without=branch.earlier)
+    stage = replace(hyper.train, rounds=1, participation=1.0, stop="rounds")
+    (target,) = branch.forget.classes or {0}
+    recover = fedavg.recover(hyper, branch, settings.recover_rounds)
+    return [
+        replace(
+            fedavg.phase("unlearn", stage, everything),
+            client_step=partial(statistics, batch_size=stage.batch_size, view=everything, hook=settings.hook),
+            server_step=partial(prune, settings=settings, target=target),
+        ),
+        replace(
+            recover,
+            client_step=partial(recover_step, stage=recover.stage, view=recover.view),
+            server_step=recover_server_step,
+        ),
+    ]

@@ -1,0 +1,70 @@
+"""S2U: scale the leaving client's updates down and the others' up, for a few rounds of ordinary training.
+
+Gao et al. VeriFi: towards verifiable federated unlearning. IEEE TDSC 2024.
+
+θ ← θ + β p_u Δ_u + γ Σ_{k≠u} p_k Δ_k,  0 ≤ β < 1 < γ. The leaver still takes part, which is what VeriFi's
+verification needs; with partial participation it is added to every round's participants, or nothing would happen.
+Unlearning and recovery are one (§2.3); ``s2u.recover_rounds`` adds rounds without the leaver.
+
+Departures: the factors and the number of rounds stand in no public source. By default β = 0.1 and γ keeps the total
+weight at 1, γ = (1 - β p_u) / (1 - p_u), so that the step neither grows nor shrinks; updates are scaled, never weights.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from qdsim import params as P
+from qdsim.algorithms import fedavg
+from qdsim.forgetting import Branch, View
+from qdsim.history import History
+from qdsim.hyper import Hyper
+from qdsim.params import Params
+from qdsim.phases import Assignment, Phase, Updates
+from qdsim.stopping import RECOVERED
+
+TITLE = "S2U"
+SUPPORTS = {"class": False, "client": True, "relearn": True}
+REASONS = {"class": "it scales the updates of the client that leaves, and a class belongs to no single client"}
+USES_SYNTHETIC = False
+
+
+def select(sizes: np.ndarray, names: Assignment, *, participation: float, leavers: frozenset[int]) -> list[int]:
+    """The round's participants, the leaver among them."""
+    drawn = fedavg.select(sizes, names, participation=participation)
+    return sorted({*drawn, *(i for i in leavers if sizes[i])})
+
+
+def server_step(
+    params: Params,
+    updates: Updates,
+    names: Assignment,
+    *,
+    leavers: frozenset[int],
+    leaver_factor: float,
+    others_factor: float | None,
+) -> Params:
+    """θ ← θ + β p_u Δ_u + γ Σ p_k Δ_k, with p over the round's participants."""
+    leaving = P.WeightedSum(params)
+    staying = P.WeightedSum(params)
+    for update in updates:
+        (leaving if update.client_id in leavers else staying).add(update.num_samples, update.delta)
+    total = leaving.weight + staying.weight
+    if others_factor is None:
+        p_u = leaving.weight / total
+        others_factor = (1 - leaver_factor * p_u) / (1 - p_u) if p_u < 1 else 1.0
+    return P.add_sums(params, [(leaver_factor / total, leaving), (others_factor / total, staying)])
+
+
+def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
+    """Scaled rounds by everybody, then, where asked for, rounds without the leaver; then relearning."""
+    settings = hyper.s2u
+    stage = replace(hyper.train, rounds=settings.rounds)
+    leavers = branch.forget.clients
+    scaled = replace(
+        fedavg.phase("unlearn", stage, View("real", without=branch.earlier), RECOVERED),
+        select=partial(select, participation=stage.participation, leavers=leavers),
+        server_step=partial(server_step, leavers=leavers, leaver_factor=settings.leaver, others_factor=settings.others),
+    )
+    return [scaled, fedavg.recover(hyper, branch, settings.recover_rounds), fedavg.relearn(hyper, branch)]

@@ -1,0 +1,220 @@
+"""The sections of a job: every key with its type, its range and its default, the paper's where the paper gives one."""
+
+import os
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from qdsim.hyper import Stage
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+SMALLEST_FRACTION = 0.0001
+
+
+class Section(BaseModel):
+    """Unknown keys, other types and later changes are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class DataSection(Section):
+    """Which images, and where they lie."""
+
+    dataset: str = "digits"
+    """``digits`` (needs no download), ``mnist``, ``fashion_mnist``, ``cifar10``, ``cifar100``, ``svhn``,
+    ``svhn+extra``, ``parquet:DIR`` (Hugging Face layout) or ``folder:DIR`` (``train/`` and ``test/``)."""
+    root: str = Field(default_factory=lambda: os.environ.get("QDSIM_DATA_ROOT", "data"))
+    """Where data sets lie; ``$QDSIM_DATA_ROOT``, else ``data``."""
+    verify: bool = True
+    """Check SVHN's files against torchvision's checksums."""
+    download: bool = False
+    """Fetch a missing data set from its public source."""
+    size: Positive | None = None
+    """Resize the images of ``parquet:`` and ``folder:`` to size x size pixels."""
+
+
+class PartitionSection(Section):
+    """How the training data are divided among the clients."""
+
+    kind: Literal["dirichlet", "official", "iid"] = "dirichlet"
+    """``dirichlet``: class-major Dir(α); ``official``: the same with the seeding of the paper's code."""
+    clients: Positive = 10
+    """N."""
+    alpha: Rate = 0.1
+    """α; smaller is more heterogeneous."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    """One partition for all seeds; by default each run seed has its own (``official``: 42)."""
+    min_size: Positive = 10
+    """No client gets fewer samples: the split is drawn again, at most 1,000 times."""
+
+
+class ModelSection(Section):
+    """The ConvNet [W, N, A, P] x D."""
+
+    width: Positive = 128
+    """W."""
+    depth: Positive = 3
+    """D."""
+
+
+class StageSection(Section):
+    """What every phase has."""
+
+    rounds: NotNegative
+    """Rounds of the phase; 0 leaves it out."""
+    steps: Positive = 50
+    """T."""
+    batch_size: Positive = 256
+    """|B|."""
+    lr: Rate = 0.01
+    """η_θ."""
+    participation: Share = 1.0
+    """Share of the clients with data for the phase that take part in a round."""
+    stop: Literal["rounds", "converged"] = "rounds"
+    """``converged``: ``rounds`` is the most, and the rule of ``qdsim/stopping.py`` ends the phase before."""
+
+    def stage(self) -> Stage:
+        """Return the plain values that the algorithms see."""
+        return Stage(self.rounds, self.steps, self.batch_size, self.lr, self.participation, self.stop)
+
+
+class TrainSection(StageSection):
+    """FL training with in-situ distillation (Algorithm 2)."""
+
+    rounds: Positive = 200
+    """K."""
+
+
+class UnlearnSection(StageSection):
+    """Gradient ascent on the forget set (Algorithm 1)."""
+
+    rounds: Positive = 1
+    """One round suffices (§4.2.1)."""
+    lr: Rate = 0.02
+    """η_θ of ascent."""
+    max_loss: Rate | Literal["auto", "none"] = "auto"
+    """A client stops ascending once its forget loss passes this. ``auto`` is 2 ln C, twice the loss of a
+    guess: enough to forget, before the model is destroyed. ``none`` is the paper's literal T steps."""
+
+
+class RecoverSection(StageSection):
+    """QuickDrop's descent on what remains; the baselines recover as they train, for rounds of their own."""
+
+    rounds: NotNegative = 2
+    """A short recovery on 2 % of the data is better than a long one."""
+    augment: bool = True
+    """Add one real sample to each synthetic one (§3.3.1)."""
+
+
+class RelearnSection(StageSection):
+    """Descent on what was forgotten; the paper leaves its settings open."""
+
+    rounds: NotNegative = 2
+    data: Literal["forget", "mixed"] = "forget"
+    """``forget`` is the paper's S_f alone, which costs the other classes dearly unless the learning rate is
+    tuned to the point; ``mixed`` adds the rest of S."""
+
+
+class SyntheticSection(Section):
+    """The synthetic sets."""
+
+    scale: Positive = 100
+    """s."""
+    lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    """η_S."""
+    steps: Positive = 1
+    """ς_S."""
+    batch: Positive = 256
+    """|B^S| at most."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Of the pixels' SGD, as in Zhao et al.'s code, which the paper follows."""
+    init: Literal["real", "noise"] = "real"
+    """Start from randomly chosen real samples, or from Gaussian noise."""
+    matching: bool = True
+    """False keeps the synthetic samples in training as they began."""
+    finetune: NotNegative = 0
+    """F."""
+
+
+class SgaSection(Section):
+    """SGA-Or; its ascent has the settings of ``[unlearn]``, its recovery those of ``[train]``."""
+
+    unlearn_rounds: Positive = 2
+    recover_rounds: NotNegative = 2
+    mode: Literal["ascent", "reflect", "bounded"] = "ascent"
+    """``reflect`` mirrors a descent on the forget set, ``bounded`` descends on -log(1 - p/2)."""
+
+
+class FedEraserSection(Section):
+    """FedEraser; calibration and recovery have the settings of ``[train]``."""
+
+    interval: Positive = 2
+    """Δt: every so many rounds of training are replayed."""
+    calibration: Share = 0.5
+    """r: share of training's local steps that a calibration takes."""
+    norm: Literal["tensor", "model"] = "tensor"
+    """The stored length is that of each tensor, or of the whole update."""
+    first_round: Literal["auto", "stored", "calibrated"] = "auto"
+    """``auto``: stored at client level, as in FedEraser's paper, calibrated at class level."""
+    recover_rounds: NotNegative = 3
+
+
+class FumpSection(Section):
+    """FU-MP; its recovery has the settings of ``[train]``."""
+
+    prune: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """R: share of all channels that are pruned."""
+    side: Literal["top", "bottom"] = "top"
+    """``bottom`` prunes the least discriminative channels, as the authors' code does."""
+    hook: Literal["activation", "convolution"] = "activation"
+    """Where a channel's activity is read: after normalisation and ReLU, or at the bare convolution."""
+    recover_rounds: NotNegative = 4
+
+
+class S2uSection(Section):
+    """S2U; its rounds have the settings of ``[train]``."""
+
+    rounds: Positive = 10
+    leaver: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """β: factor on the leaving client's updates."""
+    others: Annotated[float, Field(ge=1, allow_inf_nan=False)] | Literal["auto"] = "auto"
+    """γ: factor on the others' updates; ``auto`` keeps the total weight at 1."""
+    recover_rounds: NotNegative = 0
+
+
+class ClusterSection(Section):
+    """Where the clients sit. Nothing here changes a result but ``threads`` and ``micro_batch``."""
+
+    gpus_per_client: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
+    """Fraction of a GPU that an actor is pinned to; ``auto`` shares what there is, 0 without GPUs."""
+    clients_per_actor: Positive | Literal["auto"] = 1
+    """``auto`` packs clients where memory or GPUs do not suffice for an actor each."""
+    threads: Positive = 1
+    """torch threads of each process."""
+    micro_batch: Positive | Literal["auto"] = "auto"
+    """Gradients are summed over pieces of this many samples; ``auto``: 32 on the CPU, where the cache is
+    short, and the whole batch on a GPU."""
+    placement_timeout_s: Rate = 30.0
+    """How long to wait for room before giving up with exit code 3."""
+    local_gpus: NotNegative | None = None
+    """Logical GPUs of the local cluster that ``qdsim run`` starts; by default those that are found."""
+    local_cpus: Positive | None = None
+    """CPUs of that local cluster; by default those that are found."""
+
+    @field_validator("gpus_per_client")
+    @classmethod
+    def _ray_can_count_it(cls, fraction: float | str) -> float | str:
+        if isinstance(fraction, float) and 0 < fraction < SMALLEST_FRACTION:
+            raise ValueError(f"Ray counts GPUs in steps of {SMALLEST_FRACTION}")
+        return fraction
+
+
+class Request(Section):
+    """What is to be forgotten."""
+
+    kind: Literal["class", "client"]
+    target: NotNegative | Literal["random"]
+    """A number, or ``random``: drawn for each seed."""

@@ -1,0 +1,44 @@
+"""When a phase has converged. The paper stops "at convergence" without saying what that is; this is our rule.
+
+Forgetting has converged once F-Set accuracy is at most 1 % (class level; at client level no such number is known
+without retraining, so the rounds are fixed). Descent has converged once the best accuracy of the last rounds, one in
+recovery and relearning and five in training and retraining, is less than half a point above the best before them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FORGOTTEN = 0.01
+GAIN = 0.005
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule on one accuracy. Its text is what the table ``stages`` says."""
+
+    score: str
+    """Column of the table ``rounds`` that it looks at."""
+    patience: int = 0
+    """0: stop once the score is at most 1 %; else once this many rounds have gained less than half a point."""
+
+    def __str__(self) -> str:
+        """Say the rule in one line."""
+        if not self.patience:
+            return f"{self.score} <= {FORGOTTEN}"
+        return f"{self.score} gains < {GAIN} in {self.patience} round{'s' if self.patience > 1 else ''}"
+
+    def reached(self, scores: Sequence[float | None]) -> bool:
+        """Tell whether the phase is over; ``scores`` begin with the one before the phase (None if unknown)."""
+        known = [score for score in scores if score is not None]
+        if not self.patience:
+            return bool(known) and len(scores) > 1 and known[-1] <= FORGOTTEN
+        if len(known) <= self.patience:
+            return False
+        return max(known[-self.patience :]) < max(known[: -self.patience]) + GAIN
+
+
+TRAINED = Rule("test_accuracy", patience=5)
+RETRAINED = Rule("retain_accuracy", patience=5)
+FORGOT = Rule("forget_accuracy")
+RECOVERED = Rule("retain_accuracy", patience=1)
+RELEARNT = Rule("forget_accuracy", patience=1)

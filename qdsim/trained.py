@@ -1,0 +1,139 @@
+"""Trained states, found again: ``<out>/.trained/<hash>``.
+
+Training depends on seed, data, partition, model and training fields, with the synthetic fields where any method
+distils: their hash names the state. Another run, method or cell of a sweep that comes to the same hash takes the model,
+the history, the clients' synthetic sets and the rows of the tables from there. Fine-tuning is a state of its own, so
+a sweep over F trains once.
+
+A state is written under a name that begins with a dot, then renamed: it is there whole or not at all. Its files are
+numpy arrays, Parquet and JSON; reading them executes nothing.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from qdsim import params as P
+from qdsim import tables
+from qdsim.errors import BadInput
+from qdsim.federation import Executor
+from qdsim.history import History
+from qdsim.params import Params
+from qdsim.phases import Phase
+from qdsim.plan import Cell, Plan, SeedPlan
+
+VERSION = 1
+"""Of the algorithms that training consists of: another number, another hash."""
+FOLDER = ".trained"
+Rows = dict[str, list[dict[str, Any]]]
+"""Rows of the training phases, by table."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training leaves at the server; the synthetic sets stay with their owners."""
+
+    params: Params
+    history: History
+    rows: Rows
+
+
+def description(plan: Plan, cell: Cell, seed_plan: SeedPlan, phases: list[Phase], device: str) -> dict[str, Any]:
+    """Return all that the state after these phases depends on."""
+    cluster = cell.job.cluster
+    synthetic = asdict(cell.hyper.synthetic) if cell.distils else None
+    if synthetic is not None and not any(phase.name == "finetune" for phase in phases):
+        synthetic["finetune"] = 0
+    return {
+        "version": VERSION,
+        "seed": seed_plan.seed,
+        "data": plan.data_sha256,
+        "partition": seed_plan.partition.sha256,
+        "model": asdict(cell.model),
+        "train": asdict(cell.hyper.train),
+        "synthetic": synthetic,
+        "device": device,
+        "threads": cluster.threads,
+        "micro_batch": cluster.micro_batch,
+    }
+
+
+class Store:
+    """The states under one output directory."""
+
+    def __init__(self, out: Path):
+        self._folder = out / FOLDER
+
+    def path(self, described: dict[str, Any]) -> Path:
+        """Return where the state so described lies, or would."""
+        text = json.dumps(described, sort_keys=True)
+        return self._folder / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def load(self, described: dict[str, Any], executor: Executor) -> Trained | None:
+        """Return the state if it is there; the owners read their clients' sets."""
+        path = self.path(described)
+        if not path.is_dir():
+            return None
+        try:
+            if json.loads((path / "state.json").read_text(encoding="utf-8")) != json.loads(json.dumps(described)):
+                raise ValueError("state.json describes another training")
+            params = P.from_numpy(_read_arrays(path / "params.npz"))
+            history = History.from_arrays(_read_arrays(path / "history.npz"))
+            rows = {file.stem: pq.read_table(file).to_pylist() for file in sorted((path / "tables").glob("*.parquet"))}
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
+            why = f"the trained state there cannot be read ({str(error).splitlines()[0]}); delete it to train again"
+            raise BadInput("--out", str(path), why) from None
+        executor.load_clients(str(path / "clients"))
+        return Trained(params, history, rows)
+
+    def save(self, described: dict[str, Any], trained: Trained, executor: Executor, clients: int) -> bool:
+        """Write the state; False where the owners' files are not here, on storage that nodes do not share."""
+        path = self.path(described)
+        if path.is_dir():
+            return True
+        temporary = self._folder / f".{path.name}.{os.getpid()}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "tables").mkdir(parents=True)
+        (temporary / "clients").mkdir()
+        try:
+            executor.save_clients(str(temporary / "clients"))
+            if described["synthetic"] and len(list((temporary / "clients").iterdir())) < clients:
+                return False
+            np.savez(temporary / "params.npz", **P.to_numpy(trained.params))  # type: ignore[arg-type]
+            np.savez(temporary / "history.npz", **trained.history.to_arrays())  # type: ignore[arg-type]
+            for table, rows in trained.rows.items():
+                data = pa.Table.from_pylist(rows, schema=tables.schema(table, ""))
+                pq.write_table(data, temporary / "tables" / f"{table}.parquet", compression="zstd")
+            (temporary / "state.json").write_text(json.dumps(described, indent=2, sort_keys=True), encoding="utf-8")
+            _sync(temporary)
+            try:
+                os.rename(temporary, path)
+            except OSError:  # another run has just stored the same state
+                if not path.is_dir():
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return True
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _sync(folder: Path) -> None:
+    """Have every file on disk before the folder gets its name."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
