@@ -41,6 +41,9 @@ def run(
             help="A running Ray cluster, for example auto; by default $RAY_ADDRESS, else one is started here."
         ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest run of this job under --out, if there is one.")
+    ] = False,
     debug: DEBUG = False,
 ) -> None:
     """Run a job: train, unlearn, recover, relearn; results stream into a new directory under --out."""
@@ -51,7 +54,14 @@ def run(
     origin = {"job": str(job), "profile": profile, "set": list(overrides or [])}
     with display.Display(console) as screen:
         run_dir = launch.run(
-            loaded, out, engine=engine, address=address, origin=origin, begin=screen.begin, emit=screen.emit
+            loaded,
+            out,
+            engine=engine,
+            address=address,
+            origin=origin,
+            begin=screen.begin,
+            emit=screen.emit,
+            resume=resume,
         )
     display.print_result(console, run_dir)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qdsim import attacks, results, rows, seeds
+from qdsim import arrays, attacks, results, rows, seeds
 from qdsim import params as P
 from qdsim.algorithms import METHODS
 from qdsim.evaluation import Counts
@@ -93,7 +93,7 @@ class Experiment:
                 place = Place(i, cell, seed_plan, task.method, task.branch)
                 path = self._model_path(task)
                 if trained is None or path.exists():
-                    reached[task.method] = results.read_params(path)
+                    reached[task.method] = P.from_numpy(arrays.read(path))
                     self._pass_over(place, task.phases())
                     continue
                 start = reached.get(task.method, trained.params) if cell.job.sequence else trained.params
@@ -166,7 +166,7 @@ class Experiment:
             self._attack(place, task, forgot, last_row)
         for phase in (p for p in phases if p.name == "relearn"):
             self._run_phase(place, phase, forgot, scores, storage=self._storage(place, history))
-        results.write_params(self._model_path(task), forgot)
+        arrays.write(self._model_path(task), P.to_numpy(forgot))
         name = phases[-1].name if phases else ""
         self._emit(replace(place.progress(name, 0, self._share()), row=last_row, finished=True))
         return forgot

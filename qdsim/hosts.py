@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qdsim import evaluation, seeds
+from qdsim import arrays, evaluation, seeds
 from qdsim.algorithms import distillation
 from qdsim.clients import ClientState, SyntheticSet
 from qdsim.clocks import Stopwatch
 from qdsim.data import Pixels
+from qdsim.errors import BadInput
 from qdsim.evaluation import Counts
 from qdsim.forgetting import Branch
 from qdsim.hyper import Distillation
@@ -132,16 +133,16 @@ class ClientHost:
             return
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
-                np.savez(Path(folder) / f"{client_id}.npz", **client.synthetic.to_arrays())  # type: ignore[arg-type]
+                arrays.write(Path(folder) / f"{client_id}.npz", client.synthetic.to_arrays())
 
     def load_clients(self, folder: str) -> None:
         """Read the synthetic sets that :meth:`save_clients` wrote."""
         if not Path(folder).is_dir():
-            raise FileNotFoundError(f"{folder} cannot be seen from this node: put --out on storage that all share")
+            raise BadInput("--out", folder, "cannot be seen from this node: use storage that all nodes share")
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
-                with np.load(Path(folder) / f"{client_id}.npz", allow_pickle=False) as arrays:
-                    self._clients[client_id] = replace(client, synthetic=SyntheticSet.from_arrays(dict(arrays)))
+                stored = SyntheticSet.from_arrays(arrays.read(Path(folder) / f"{client_id}.npz"))
+                self._clients[client_id] = replace(client, synthetic=stored)
 
     def storage_bytes(self) -> int:
         """Return what the clients store for unlearning beside their data."""

@@ -1,5 +1,6 @@
 """One run, from a checked job to a finished run directory."""
 
+import json
 import math
 import os
 import platform
@@ -17,7 +18,7 @@ import torch
 from qdsim import __version__, data, ray_environment, results
 from qdsim.algorithms import METHODS
 from qdsim.config import Job
-from qdsim.errors import Interrupted, QdsimError
+from qdsim.errors import BadInput, Interrupted, QdsimError
 from qdsim.experiment import Experiment, Progress
 from qdsim.federation import InlineExecutor
 from qdsim.hosts import ClientHost, Images, use_threads
@@ -69,11 +70,19 @@ def run(
     origin: dict[str, Any],
     begin: Callable[[Plan, Path], None],
     emit: Callable[[Progress], None],
+    resume: bool = False,
 ) -> Path:
     """Check the job against its data, make the run directory, run, and return the directory.
 
-    ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts.
+    ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts. ``resume``
+    goes on with the newest run of the job, method by method and request by request; a finished one is returned.
     """
+    earlier = results.newest_run(out, job.name) if resume else None
+    if earlier is not None:
+        manifest_before = results.read_manifest(earlier)
+        _check_same(job, manifest_before, earlier)
+        if manifest_before.get("state") == "done":
+            return earlier
     dataset = data.load(
         job.data.dataset,
         job.data.root,
@@ -82,8 +91,9 @@ def run(
         size=job.data.size,
     )
     plan = make(job, dataset)
-    run_dir = results.new_run_directory(out, job.name)
-    manifest = results.Manifest(run_dir, _describe(plan, run_dir, dataset.describe(), engine, origin))
+    run_dir = earlier or results.new_run_directory(out, job.name)
+    described = _describe(plan, run_dir, dataset.describe(), engine, origin)
+    manifest = results.Manifest.reopen(run_dir, **described) if earlier else results.Manifest(run_dir, described)
     images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
     del dataset
     try:
@@ -103,6 +113,26 @@ def run(
         raise
     manifest.finish("done", exit_code=0)
     return run_dir
+
+
+def _check_same(job: Job, manifest: dict[str, Any], run_dir: Path) -> None:
+    """Refuse to go on with a run of other settings; where the clients sit may change."""
+    now = json.loads(json.dumps(job.model_dump()))
+    before = manifest.get("config") or {}
+    flat_now, flat_before = _flat(now), _flat(before)
+    differing = [k for k in sorted(flat_now | flat_before) if flat_now.get(k) != flat_before.get(k)]
+    differing = [k for k in differing if not k.startswith("cluster.")]
+    if differing:
+        said = ", ".join(f"{k} (then {flat_before.get(k)!r}, now {flat_now.get(k)!r})" for k in differing)
+        raise BadInput("--resume", str(run_dir), f"it has other settings: {said}; run without --resume to start anew")
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in config.items():
+        section = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        found.update(section)
+    return found
 
 
 def _run_inline(plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None]) -> None:
@@ -130,7 +160,7 @@ def _run_on_ray(
 
 
 def _save_partitions(plan: Plan, run_dir: Path) -> None:
-    (run_dir / "partitions").mkdir()
+    (run_dir / "partitions").mkdir(exist_ok=True)
     for cell, seed_plan in plan.federations():
         name = results.file_name(f"{cell.label}-" if cell.label else "") + f"seed-{seed_plan.seed}.npz"
         seed_plan.partition.save(run_dir / "partitions" / name)
@@ -152,7 +182,7 @@ def _describe(
         "origin": origin,
         "engine": engine,
         "config": plan.job.model_dump(),
-        "cells": {cell.label: _resolved(cell) for cell in plan.cells},
+        "cells": [_resolved(cell) for cell in plan.cells],
         "data": dataset,
         "methods": {m: _declared(METHODS[m]) for m in plan.job.methods},
         "versions": versions,
@@ -168,9 +198,10 @@ def _describe(
 
 
 def _resolved(cell: Cell) -> dict[str, Any]:
-    """What a cell came to: its own settings, the number behind ``auto``, and its partitions."""
+    """What a cell came to: the number behind ``auto``, and its partitions."""
     max_loss = cell.hyper.max_loss
     return {
+        "cell": cell.label,
         "max_loss": max_loss if math.isfinite(max_loss) else "none",
         "partitions": {str(s.seed): s.partition.sha256 for s in cell.seeds},
     }

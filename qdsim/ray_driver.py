@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from qdsim import params as P
 from qdsim import ray_cluster
 from qdsim.data import Pixels
-from qdsim.errors import CannotPlace, ClientFailed, QdsimError
+from qdsim.errors import BadInput, CannotPlace, ClientFailed, QdsimError
 from qdsim.evaluation import Counts
 from qdsim.experiment import Experiment, Progress
 from qdsim.federation import pieces
@@ -128,6 +128,8 @@ class RayExecutor:
             try:
                 results[index] = ray.get(ref)
             except RayError as error:
+                if isinstance(error, RayTaskError) and isinstance(error.cause, BadInput):
+                    raise error.cause from None
                 raise ClientFailed(
                     self._layout.clients[actor][0], method, 0, self._where(actor), _cause(error)
                 ) from error

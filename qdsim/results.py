@@ -4,25 +4,21 @@ Rows stream in as small finished files: written under a name that begins with a 
 renamed. A reader therefore sees whole parts only, at any moment. Parts are only ever added.
 """
 
-import io
+import glob
 import json
 import os
 import re
 import secrets
-import zipfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qdsim import params as P
 from qdsim import tables
 from qdsim.errors import BadInput
-from qdsim.params import Params
 
 
 def new_run_directory(out: Path, name: str) -> Path:
@@ -33,6 +29,13 @@ def new_run_directory(out: Path, name: str) -> Path:
     except OSError as error:
         raise BadInput("--out", str(out), f"cannot be written to: {error.strerror}") from None
     return run_dir
+
+
+def newest_run(out: Path, name: str) -> Path | None:
+    """Return the last run of a job under ``out``, or None; run ids sort by time."""
+    runs = sorted(path.parent for path in out.glob(f"{glob.escape(name)}-*/manifest.json"))
+    own = [run for run in runs if (read_manifest(run).get("config") or {}).get("name") == name]
+    return own[-1] if own else None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -59,29 +62,22 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.=,+-]", "-", name)
 
 
-def write_params(path: Path, params: Params) -> None:
-    """Store a model as numpy arrays, whole or not at all."""
-    file = io.BytesIO()
-    np.savez(file, **P.to_numpy(params))  # type: ignore[arg-type]
-    write_atomically(path, file.getvalue())
-
-
-def read_params(path: Path) -> Params:
-    """Read a model that :func:`write_params` wrote; nothing in the file is executed."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return P.from_numpy(dict(arrays))
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise BadInput("RUN", str(path), f"the model there cannot be read: {str(error).splitlines()[0]}") from None
-
-
 class Manifest:
     """What the run is: configuration, versions, hardware, state. Rewritten whole at each change."""
 
     def __init__(self, run_dir: Path, content: dict[str, Any]):
         self._path = run_dir / "manifest.json"
-        self._content = content
-        self.update(state="running", started_at=_now())
+        self._content = {"started_at": _now()} | content
+        self.update(state="running")
+
+    @staticmethod
+    def reopen(run_dir: Path, **changes: Any) -> "Manifest":
+        """Go on with a run: the start stays, each resumption is noted, the last end is taken back."""
+        content = read_manifest(run_dir)
+        for key in ("finished_at", "exit_code", "error"):
+            content.pop(key, None)
+        content["resumed_at"] = [*content.get("resumed_at", []), _now()]
+        return Manifest(run_dir, content | changes)
 
     def update(self, **changes: Any) -> None:
         """Change some entries and write the file."""

@@ -88,7 +88,7 @@ def _in_order(table: pd.DataFrame, run_dir: Path, keys: list[str]) -> pd.DataFra
     """Sort by cell, request, method and phase as the job lists them."""
     manifest = read_manifest(run_dir)
     ranks: dict[str, list[str]] = {
-        "cell": list(manifest.get("cells") or {}),
+        "cell": [cell["cell"] for cell in manifest.get("cells") or []],
         "request": sorted(set(table["request"]), key=_position),
         "method": list(method_titles(run_dir)),
         "phase": list(STAGE_NAMES),

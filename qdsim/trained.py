@@ -13,17 +13,15 @@ import hashlib
 import json
 import os
 import shutil
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from qdsim import arrays, tables
 from qdsim import params as P
-from qdsim import tables
 from qdsim.errors import BadInput
 from qdsim.federation import Executor
 from qdsim.history import History
@@ -86,10 +84,10 @@ class Store:
         try:
             if json.loads((path / "state.json").read_text(encoding="utf-8")) != json.loads(json.dumps(described)):
                 raise ValueError("state.json describes another training")
-            params = P.from_numpy(_read_arrays(path / "params.npz"))
-            history = History.from_arrays(_read_arrays(path / "history.npz"))
+            params = P.from_numpy(arrays.read(path / "params.npz"))
+            history = History.from_arrays(arrays.read(path / "history.npz"))
             rows = {file.stem: pq.read_table(file).to_pylist() for file in sorted((path / "tables").glob("*.parquet"))}
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             why = f"the trained state there cannot be read ({str(error).splitlines()[0]}); delete it to train again"
             raise BadInput("--out", str(path), why) from None
         executor.load_clients(str(path / "clients"))
@@ -108,8 +106,8 @@ class Store:
             executor.save_clients(str(temporary / "clients"))
             if described["synthetic"] and len(list((temporary / "clients").iterdir())) < clients:
                 return False
-            np.savez(temporary / "params.npz", **P.to_numpy(trained.params))  # type: ignore[arg-type]
-            np.savez(temporary / "history.npz", **trained.history.to_arrays())  # type: ignore[arg-type]
+            arrays.write(temporary / "params.npz", P.to_numpy(trained.params))
+            arrays.write(temporary / "history.npz", trained.history.to_arrays())
             for table, rows in trained.rows.items():
                 data = pa.Table.from_pylist(rows, schema=tables.schema(table, ""))
                 pq.write_table(data, temporary / "tables" / f"{table}.parquet", compression="zstd")
@@ -123,11 +121,6 @@ class Store:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return True
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
 
 
 def _sync(folder: Path) -> None:

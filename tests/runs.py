@@ -1,11 +1,13 @@
 """Small real runs that several tests look at."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from qdsim import config, launch
+from qdsim.experiment import Progress
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -19,14 +21,24 @@ TINY: dict[str, Any] = {
 }
 
 
-def run(out: Path, *, engine: str = "inline", address: str | None = None, **changes: Any) -> Path:
+def ignore(*_: Any) -> None:
+    """Take whatever a run says and do nothing."""
+
+
+def run(
+    out: Path,
+    *,
+    engine: str = "inline",
+    address: str | None = None,
+    emit: Callable[[Progress], None] = ignore,
+    resume: bool = False,
+    **changes: Any,
+) -> Path:
     """Run the tiny job, changed section by section, and return its directory."""
     values = {**TINY, **{k: {**TINY[k], **v} if isinstance(TINY.get(k), dict) else v for k, v in changes.items()}}
     job = config.validate(values)
     origin = {"job": "tiny", "profile": None, "set": []}
-    return launch.run(
-        job, out, engine=engine, address=address, origin=origin, begin=lambda *_: None, emit=lambda _: None
-    )
+    return launch.run(job, out, engine=engine, address=address, origin=origin, begin=ignore, emit=emit, resume=resume)
 
 
 def table(run_dir: Path, name: str) -> pd.DataFrame:

@@ -131,7 +131,8 @@ def test_the_manifest_says_what_ran(finished):
     manifest = read_manifest(finished)
     assert (manifest["state"], manifest["engine"]) == ("done", "inline")
     assert manifest["config"]["train"]["rounds"] == 3
-    assert manifest["methods"]["quickdrop"] == {"title": "QuickDrop", "class": True, "client": True, "relearn": True}
+    declared = {"title": "QuickDrop", "class": True, "client": True, "relearn": True, "reasons": {}}
+    assert manifest["methods"]["quickdrop"] == declared
     assert manifest["data"]["train"] == 1437
     assert set(manifest["versions"]) >= {"qdsim", "python", "torch", "ray"}
     json.dumps(manifest)

@@ -29,7 +29,7 @@ def host() -> ClientHost:
     made = ClientHost(compute, images, node_id="n", gpu_id="g")
     starts = np.cumsum([0, *[len(LABELS[i]) for i in LABELS]])
     shards = [Shard(i, np.arange(starts[i], starts[i + 1]), np.array(LABELS[i])) for i in LABELS]
-    made.adopt(0, shards, None)
+    made.adopt(compute.model, 0, shards, None)
     return made
 
 
@@ -41,7 +41,7 @@ def add_size(client, params, *, names, compute):
 
 def phase(step=add_size, rounds=2, participation=1.0) -> Phase:
     stage = Stage(rounds, 1, 1, 0.1, participation)
-    return Phase("train", stage, View("real"), step, fedavg.server_step)
+    return replace(fedavg.phase("train", stage, View("real")), client_step=step)
 
 
 def test_two_rounds_by_hand():

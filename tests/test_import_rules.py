@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import PROJECT
 
 ALL = {"anything"}
-LEAVES = {"qdsim.errors", "qdsim.seeds", "qdsim.params", "qdsim.hyper", "qdsim.clocks"}
-VALUES = LEAVES | {"qdsim.data", "qdsim.models", "qdsim.clients", "qdsim.forgetting", "qdsim.phases"}
+LEAVES = {"qdsim.errors", "qdsim.seeds", "qdsim.params", "qdsim.hyper", "qdsim.clocks", "qdsim.stopping"}
+VALUES = LEAVES | {"qdsim.data", "qdsim.models", "qdsim.clients", "qdsim.forgetting", "qdsim.phases", "qdsim.history"}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     # module: (what it may import of qdsim, which third parties)
     "errors": (set(), set()),
@@ -19,6 +19,9 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "seeds": (set(), {"torch", "numpy"}),
     "params": (set(), {"torch", "numpy"}),
     "clocks": (set(), {"torch"}),
+    "stopping": (set(), set()),
+    "arrays": ({"qdsim.errors"}, {"numpy"}),
+    "history": (LEAVES, {"torch", "numpy"}),
     "models": (LEAVES, {"torch"}),
     "forgetting": (set(), {"numpy"}),
     "data": (LEAVES, {"numpy", "torchvision", "sklearn", "pyarrow", "PIL", "scipy"}),
@@ -27,14 +30,22 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "phases": (VALUES, {"torch", "numpy"}),
     "algorithms": (VALUES | {"qdsim.algorithms"}, {"torch", "numpy"}),
     "evaluation": (VALUES, {"torch", "numpy"}),
-    "hosts": (VALUES | {"qdsim.evaluation", "qdsim.algorithms"}, {"torch", "numpy"}),
+    "hosts": (VALUES | {"qdsim.arrays", "qdsim.evaluation", "qdsim.algorithms"}, {"torch", "numpy"}),
     "federation": (VALUES | {"qdsim.evaluation", "qdsim.algorithms", "qdsim.hosts"}, {"torch", "numpy"}),
     "tables": (set(), {"pyarrow"}),
     "results": ({"qdsim.tables", "qdsim.errors"}, {"pyarrow"}),
     "summary": ({"qdsim.results", "qdsim.errors"}, {"pandas", "pyarrow"}),
     "profiles": ({"qdsim.config"}, set()),
-    "config": ({"qdsim.algorithms", "qdsim.errors", "qdsim.hyper", "qdsim.profiles"}, {"pydantic", "pydantic_core"}),
-    "ray_cluster": ({"qdsim.config", "qdsim.errors"}, {"ray"}),
+    "sections": ({"qdsim.hyper"}, {"pydantic"}),
+    "config": (
+        {"qdsim.algorithms", "qdsim.errors", "qdsim.hyper", "qdsim.profiles", "qdsim.sections"},
+        {"pydantic", "pydantic_core"},
+    ),
+    "membership": ({"qdsim.evaluation"}, {"numpy", "sklearn"}),
+    "attacks": (ALL, {"numpy"}),
+    "rows": (ALL, {"numpy"}),
+    "trained": (ALL, {"numpy", "pyarrow"}),
+    "ray_cluster": ({"qdsim.sections", "qdsim.errors"}, {"ray"}),
     "ray_clients": (VALUES | {"qdsim.evaluation", "qdsim.hosts"}, {"ray", "numpy"}),
     "ray_driver": (ALL, {"ray", "numpy"}),
     "plan": (ALL, {"numpy"}),

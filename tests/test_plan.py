@@ -13,7 +13,8 @@ DIGITS = data.load("digits", "")
 
 def plan_of(dataset=DIGITS, **changes):
     values = {"name": "t", "seeds": [0], "model": {"width": 4, "depth": 2}, **changes}
-    return make(config.validate(values), dataset)
+    (cell,) = make(config.validate(values), dataset).cells
+    return cell
 
 
 def requests(*targets, kind="class"):
@@ -102,5 +103,5 @@ def test_each_seed_has_its_own_partition_unless_one_is_fixed():
 def test_without_a_method_that_distils_training_is_plain_fedavg():
     """methods = [retrain]: no synthetic sets are made."""
     plan = plan_of(methods=["retrain"])
-    assert not plan.uses_synthetic
+    assert not plan.distils
     assert [p.name for p in plan.training()] == ["train"]

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qdsim import config
+from qdsim.config import validate
 from qdsim.errors import CannotPlace, ClientFailed
 from qdsim.ray_cluster import Layout, Node, lay_out
 from qdsim.results import read_manifest
+from qdsim.sections import ClusterSection
 from tests.conftest import PROJECT
 from tests.runs import run, table
 
@@ -23,7 +24,7 @@ EXACT = ["params_sha256", "test_accuracy", "forget_accuracy", "retain_accuracy",
 
 
 def wanted(**changes):
-    return config.ClusterSection(**changes)
+    return ClusterSection(**changes)
 
 
 def node(cpus=2.0, gpus=0, memory_bytes=16e9):
@@ -228,7 +229,7 @@ def test_rows_can_be_read_while_the_run_goes_on(cluster_address, tmp_path):
             seen.append((len(seen) + 1, len(table(where[0], "rounds"))))
 
     launch.run(
-        config.validate({**TINY, "cluster": {"clients_per_actor": 5}}),
+        validate({**TINY, "cluster": {"clients_per_actor": 5}}),
         tmp_path,
         engine="ray",
         address=cluster_address,

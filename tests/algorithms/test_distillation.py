@@ -9,10 +9,8 @@ import torch
 from qdsim import params as P
 from qdsim.algorithms import distillation
 from qdsim.algorithms.local_sgd import summed_gradient
-from qdsim.hyper import Distillation
+from tests.algorithms.settings import PLAIN
 from tests.conftest import NAMES, make_client, make_compute
-
-PLAIN = Distillation(scale=3, lr=0.1, steps=1, batch=256, momentum=0.5, init="real", matching=True, finetune=0)
 
 
 def test_distance_by_hand():

@@ -10,13 +10,11 @@ import torch
 from qdsim import params as P
 from qdsim.algorithms import distillation, fedavg, local_sgd, quickdrop, retrain
 from qdsim.forgetting import Branch, ForgetSet, View
-from qdsim.hyper import Hyper, Stage
+from qdsim.history import History
 from qdsim.phases import Assignment
-from tests.algorithms.test_distillation import PLAIN
+from tests.algorithms.settings import HYPER, PLAIN, STAGE
 from tests.conftest import NAMES, make_client, make_compute
 
-STAGE = Stage(rounds=3, steps=4, batch_size=6, lr=0.1, participation=1.0)
-HYPER = Hyper(STAGE, STAGE, STAGE, STAGE, PLAIN, max_loss=5.0, augment=True, relearn_mixed=True)
 LABELS = {0: [0] * 9 + [1] * 4, 1: [1] * 3 + [2] * 8, 2: [0, 2, 2, 2]}
 
 
@@ -39,7 +37,7 @@ def train(step, clients, dtype=torch.float32, rounds=3):
         for i in clients:
             clients[i], update = step(clients[i], params, names=names, compute=compute)
             updates.append(update)
-        params = fedavg.server_step(params, updates)
+        params = fedavg.server_step(params, updates, names)
     return params, clients
 
 
@@ -122,7 +120,7 @@ def labels_of(view, clients):
 def test_phases_of_a_class_request():
     """Unlearn on S^2 alone, recover on the rest with real samples beside, relearn on both or on S^2 alone."""
     clients = federation()
-    unlearn, recover, relearn = quickdrop.phases(HYPER, branch())
+    unlearn, recover, relearn = quickdrop.phases(HYPER, branch(), History())
     assert [p.name for p in (unlearn, recover, relearn)] == ["unlearn", "recover", "relearn"]
     assert (unlearn.view.source, recover.view.source) == ("synthetic", "augmented")
     assert labels_of(unlearn.view, clients) == {2}
@@ -134,7 +132,7 @@ def test_phases_of_a_class_request():
         assert len(samples.synthetic) == len(client.synthetic.labels)
     assert unlearn.client_step.keywords["ascend"]
     assert unlearn.client_step.keywords["max_loss"] == 5.0
-    alone = quickdrop.phases(replace(HYPER, relearn_mixed=False), branch())[2]
+    alone = quickdrop.phases(replace(HYPER, relearn_mixed=False), branch(), History())[2]
     assert labels_of(alone.view, clients) == {2}
     assert alone.view.source == "synthetic"
 
@@ -143,9 +141,9 @@ def test_a_class_forgotten_earlier_stays_out_of_every_later_phase():
     """Class 0 went first: neither unlearning, recovery nor relearning for class 2 sees it again."""
     clients = federation()
     later = branch(earlier=ForgetSet(classes=frozenset([0])))
-    seen = [labels_of(phase.view, clients) for phase in quickdrop.phases(HYPER, later)]
+    seen = [labels_of(phase.view, clients) for phase in quickdrop.phases(HYPER, later, History())]
     assert seen == [{2}, {1}, {1, 2}]
-    assert labels_of(retrain.phases(HYPER, later)[0].view, clients) == {1}
+    assert labels_of(retrain.phases(HYPER, later, History())[0].view, clients) == {1}
 
 
 def test_a_client_request_concerns_one_client_then_all_others():
@@ -156,21 +154,21 @@ def test_a_client_request_concerns_one_client_then_all_others():
     def holders(phase):
         return [i for i, client in clients.items() if len(client.samples(phase.view))]
 
-    unlearn, recover, relearn = quickdrop.phases(HYPER, one)
+    unlearn, recover, relearn = quickdrop.phases(HYPER, one, History())
     assert (holders(unlearn), holders(recover), holders(relearn)) == ([1], [0, 2], [0, 1, 2])
-    again, relearn = retrain.phases(HYPER, one)
+    again, relearn = retrain.phases(HYPER, one, History())
     assert holders(relearn) == [0, 1, 2]
-    assert not relearn.fresh_start
+    assert relearn.start == "current"
     assert holders(again) == [0, 2]
-    assert again.fresh_start
+    assert again.start == "fresh"
     assert again.view.source == "real"
 
 
 def test_recovery_mixes_real_and_synthetic_one_to_one():
     """|Z_i| doubles with augmentation; the real ones are those drawn at the beginning."""
     client = federation()[0]
-    plain = quickdrop.phases(replace(HYPER, augment=False), branch())[1]
-    mixed = quickdrop.phases(HYPER, branch())[1]
+    plain = quickdrop.phases(replace(HYPER, augment=False), branch(), History())[1]
+    mixed = quickdrop.phases(HYPER, branch(), History())[1]
     assert len(client.samples(plain.view)) * 2 == len(client.samples(mixed.view)) == 10
     real = client.samples(mixed.view).real
     assert set(real) <= set(client.synthetic.extra)

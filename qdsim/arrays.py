@@ -1,0 +1,30 @@
+"""Named numpy arrays in a file: written whole or not at all, read without executing anything."""
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from qdsim.errors import BadInput
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write the arrays under a name that begins with a dot, flush, and rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """Return all arrays of a file; one that is damaged or gone is named."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        why = f"cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        raise BadInput("file", str(path), f"{why}; if it is damaged, delete the folder that it is in") from None

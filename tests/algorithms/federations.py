@@ -1,0 +1,54 @@
+"""A federation of three toy clients, and the round loop by hand on values."""
+
+import numpy as np
+import torch
+
+from qdsim.forgetting import Branch, ForgetSet
+from qdsim.history import History
+from qdsim.phases import Assignment, ClientUpdate, Phase
+from tests.conftest import make_client, make_compute
+
+LABELS = {0: [0] * 9 + [1] * 4, 1: [1] * 3 + [2] * 8, 2: [0, 2, 2, 2]}
+COMPUTE = make_compute()
+CLASS_2 = Branch("class:2", ForgetSet(classes=frozenset([2])))
+CLIENT_1 = Branch("client:1", ForgetSet(clients=frozenset([1])))
+NOBODY = Branch("client:none", ForgetSet())
+
+
+def clients():
+    """Three clients of 13, 11 and 4 samples."""
+    return {i: make_client(i, labels) for i, labels in LABELS.items()}
+
+
+def counts():
+    """|D_i^c|."""
+    return np.array([np.bincount(labels, minlength=3) for labels in LABELS.values()])
+
+
+def start(dtype=torch.float64):
+    """θ_0."""
+    return COMPUTE.model.init(torch.Generator().manual_seed(0), dtype)
+
+
+def run(phase: Phase, params, branch=NOBODY, history: History | None = None, seen: list[ClientUpdate] | None = None):
+    """Run a phase's rounds; record updates into ``history`` and list them in ``seen``."""
+    owned = clients()
+    sizes = phase.view.sizes(counts(), counts())
+    request = "" if phase.name == "train" else branch.label
+    for number in range(1, phase.stage.rounds + 1):
+        names = Assignment(0, request, phase.name, number)
+        updates = []
+        for i in phase.select(sizes, names):
+            _, update = phase.client_step(owned[i], params, names=names, compute=COMPUTE)
+            updates.append(update)
+            if history is not None:
+                history.record(number, i, update.num_samples, update.delta)
+        if seen is not None:
+            seen.extend(updates)
+        params = phase.server_step(params, updates, names)
+    return params
+
+
+def largest_difference(left, right):
+    """Largest absolute difference of any entry."""
+    return max(float((left[name] - right[name]).abs().max()) for name in left)

@@ -1,0 +1,62 @@
+"""The rule of convergence, and what the tables say of it."""
+
+import pytest
+
+from qdsim.stopping import FORGOT, RECOVERED, RETRAINED, Rule
+from tests.runs import run, table
+
+
+@pytest.mark.parametrize(
+    ("rule", "scores", "over"),
+    [
+        (FORGOT, [0.9, 0.02], False),
+        (FORGOT, [0.9, 0.01], True),
+        (FORGOT, [0.0], False),  # before the phase: at least one round is run
+        (RECOVERED, [0.5, 0.8], False),  # gained 0.3
+        (RECOVERED, [0.5, 0.8, 0.804], True),  # gained 0.004
+        (RECOVERED, [0.5, 0.8, 0.806], False),  # gained 0.006
+        (RECOVERED, [0.8, 0.7], True),  # lost
+        (RECOVERED, [None, 0.7], False),  # nothing to compare with
+        (RETRAINED, [None, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5], False),  # the best of the last five against 0.1
+        (RETRAINED, [None, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], True),  # and against 0.5
+        (RETRAINED, [None, 0.5, 0.4, 0.4, 0.4, 0.4, 0.6], False),
+    ],
+)
+def test_the_rules_by_hand(rule, scores, over):
+    """Forgotten at 1 %; converged when the last 1 or 5 rounds gained less than half a point."""
+    assert rule.reached(scores) is over
+
+
+def test_a_rule_says_itself():
+    """As the table stages has it."""
+    assert str(FORGOT) == "forget_accuracy <= 0.01"
+    assert str(Rule("retain_accuracy", patience=5)) == "retain_accuracy gains < 0.005 in 5 rounds"
+
+
+def test_stages_by_convergence(tmp_path):
+    """Every stage that has a rule may end early; the table says by which rule, after how many rounds and of how many."""
+    stop = {"stop": "converged"}
+    found = run(
+        tmp_path,
+        methods=["quickdrop", "sga"],
+        train={"rounds": 4},
+        unlearn={"rounds": 3, "steps": 20, "lr": 0.5, **stop},
+        recover={"rounds": 9, **stop},
+        relearn={"rounds": 9, "data": "mixed", **stop},
+    )
+    stages = table(found, "stages").set_index(["method", "phase"])
+    rounds = table(found, "rounds").groupby(["method", "phase"])["round"].max()
+    assert (stages["rounds_run"] == rounds.reindex(stages.index)).all()
+    assert (stages["rounds_run"] <= stages["rounds_most"]).all()
+    assert stages.loc[("shared", "train"), "rule"] == "rounds"
+    unlearn = stages.loc[("quickdrop", "unlearn")]
+    assert unlearn["rule"] == "converged: forget_accuracy <= 0.01"
+    assert (unlearn["rounds_run"], unlearn["rounds_most"]) == (1, 3)
+    recover = stages.loc[("quickdrop", "recover")]
+    assert recover["rule"].endswith("retain_accuracy gains < 0.005 in 1 round")
+    assert recover["rule"].startswith("converged") == (recover["rounds_run"] < 9)
+    assert stages.loc[("sga", "recover"), "rule"] == "rounds"  # as training, whose rounds are fixed here
+    # accuracies on the clients' own data stand at the end of a phase, early or not
+    ends = table(found, "rounds").dropna(subset=["forget_accuracy_train"]).set_index(["method", "phase"])["round"]
+    served = stages.drop(index=("shared", "train"))
+    assert (ends.reindex(served.index) == served["rounds_run"]).all()
