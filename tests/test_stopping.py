@@ -34,7 +34,7 @@ def test_a_rule_says_itself():
 
 
 def test_stages_by_convergence(tmp_path):
-    """Every stage that has a rule may end early; the table says by which rule, after how many rounds and of how many."""
+    """A stage with a rule may end early; the table says by which, after how many rounds and of how many."""
     stop = {"stop": "converged"}
     found = run(
         tmp_path,

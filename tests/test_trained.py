@@ -147,7 +147,7 @@ def test_a_damaged_state_is_refused_with_the_way_out(tmp_path):
     (state,) = states(tmp_path)
     whole = (state / "params.npz").read_bytes()
     (state / "params.npz").write_bytes(whole[:100])
-    with pytest.raises(BadInput, match=r"the trained state there cannot be read.*delete it to train again"):
+    with pytest.raises(BadInput, match=r"params\.npz.*cannot be read.*delete the folder that it is in"):
         run(tmp_path, methods=["quickdrop"])
     (state / "params.npz").write_bytes(whole)
     client = state / "clients" / "3.npz"
