@@ -8,9 +8,6 @@ from pydantic import ValidationError
 
 from qdsim import config
 from qdsim.errors import BadInput
-from tests.conftest import PROJECT
-
-JOBS = sorted((PROJECT / "jobs").glob("*.toml"))
 
 
 def job_file(tmp_path: Path, text: str = "") -> Path:
@@ -138,13 +135,3 @@ def test_a_job_is_frozen(tmp_path):
     job = config.load(job_file(tmp_path))
     with pytest.raises(ValidationError):
         job.train.rounds = 3
-
-
-@pytest.mark.parametrize("path", JOBS, ids=lambda p: p.stem)
-def test_every_job_loads_and_opens_with_its_command(path):
-    """The first line runs the job; each profile applies to it; ``about`` says what it reproduces."""
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith(f"# qdsim run jobs/{path.name}")
-    assert config.load(path).about
-    for profile in ("laptop", "smoke"):
-        config.load(path, profile=profile)

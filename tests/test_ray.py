@@ -123,14 +123,38 @@ def test_one_two_and_ten_actors_give_the_bits_of_inline(clients_per_actor, inlin
 
 @pytest.mark.ray
 def test_client_requests_and_partial_participation_are_the_same_on_ray(cluster_address, tmp_path):
-    """F-Set is counted by the owning actor; a third of the clients take part in training."""
-    settings = {"requests": [{"kind": "client", "target": 4}], "train": {"participation": 0.3}}
+    """All client-level methods; F-Set is counted by the owning actor; a third of the clients take part in training."""
+    methods = ["quickdrop", "retrain", "sga", "federaser", "s2u"]
+    settings = {"requests": [{"kind": "client", "target": 4}], "train": {"participation": 0.3}, "methods": methods}
     ours = run(tmp_path / "inline", **settings)
     theirs = run(tmp_path / "ray", engine="ray", address=cluster_address, cluster={"clients_per_actor": 5}, **settings)
     first, second = (table(r, "rounds").set_index(KEYS).sort_index() for r in (ours, theirs))
     columns = [*EXACT, "forget_accuracy_train", "retain_accuracy_train"]
     pd.testing.assert_frame_equal(first[columns], second[columns], check_exact=True)
     assert (second.loc["shared", "participants_received"] == 3).all()
+
+
+@pytest.mark.ray
+def test_all_class_methods_attacks_and_sweeps_are_the_same_on_ray(cluster_address, tmp_path):
+    """Five methods, both attacks, 6 and 10 clients on two actors: equal hashes, counts and rates.
+
+    Then each engine takes up the trained states that the other stored, and still comes to the same bits.
+    """
+    methods = ["quickdrop", "retrain", "sga", "federaser", "fump"]
+    settings = {"methods": methods, "membership": ["balanced", "literal"], "sweep": {"partition.clients": [6, 10]}}
+    on_ray = {"engine": "ray", "address": cluster_address, "cluster": {"clients_per_actor": 5}}
+    here, there = run(tmp_path / "inline", **settings), run(tmp_path / "ray", **on_ray, **settings)
+    taken_up = run(tmp_path / "ray", **settings), run(tmp_path / "inline", **on_ray, **settings)
+    keys = ["cell", *KEYS]
+    first = table(here, "rounds").set_index(keys).sort_index()
+    attacks = table(here, "membership").set_index([*keys, "attack", "subset"]).sort_index()
+    for found in (there, *taken_up):
+        second = table(found, "rounds").set_index(keys).sort_index()
+        pd.testing.assert_frame_equal(first[EXACT], second[EXACT], check_exact=True)
+        other = table(found, "membership").set_index([*keys, "attack", "subset"]).sort_index()
+        figures = ["member_rate", "auc", "tpr_at_1pct_fpr"]
+        pd.testing.assert_frame_equal(attacks[figures], other[figures], check_exact=True)
+    assert all(table(found, "rounds").query("phase == 'train'")["reused"].all() for found in taken_up)
 
 
 @pytest.mark.ray
@@ -158,12 +182,13 @@ def test_an_ask_that_cannot_be_met_ends_within_the_time_out(cluster_address, tmp
 
 @pytest.mark.ray
 def test_shards_and_synthetic_sets_stay_with_their_actor():
-    """What an actor's methods hand out are updates, counts and sizes: no array of samples or pixels."""
+    """What an actor's methods hand out are updates, counts, sizes and three figures of a sample: no pixels."""
     from qdsim.phases import ClientUpdate
     from qdsim.ray_clients import ClientActor
 
     methods = {m for m in vars(ClientActor.__ray_metadata__.modified_class) if not m.startswith("_")}
-    assert methods == {"describe", "adopt", "step", "test_counts", "own_counts", "storage_bytes"}
+    looks = {"test_counts", "own_counts", "test_features", "own_features", "storage_bytes"}
+    assert methods == {"describe", "adopt", "step", "save_clients", "load_clients", *looks}
     fields = {name: kind for name, kind in ClientUpdate.__annotations__.items() if kind not in (int, float, str)}
     assert set(fields) == {"delta"}
 
@@ -225,7 +250,7 @@ def test_rows_can_be_read_while_the_run_goes_on(cluster_address, tmp_path):
     where = []
 
     def emit(event):
-        if event.row is not None:
+        if event.row is not None and not event.finished:
             seen.append((len(seen) + 1, len(table(where[0], "rounds"))))
 
     launch.run(
