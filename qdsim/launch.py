@@ -198,12 +198,13 @@ def _describe(
 
 
 def _resolved(cell: Cell) -> dict[str, Any]:
-    """What a cell came to: the number behind ``auto``, and its partitions."""
+    """What a cell came to: the number behind ``auto``, and each seed's partition and requests."""
     max_loss = cell.hyper.max_loss
     return {
         "cell": cell.label,
         "max_loss": max_loss if math.isfinite(max_loss) else "none",
         "partitions": {str(s.seed): s.partition.sha256 for s in cell.seeds},
+        "requests": {str(s.seed): [branch.label for branch in s.branches] for s in cell.seeds},
     }
 
 

@@ -19,10 +19,12 @@ SMOKE_SWEEPS: dict[str, list[Any]] = {"synthetic.finetune": [0, 1]}
 def laptop(job: Job) -> dict[str, Any]:
     """Two cores, minutes: MNIST reaches 92 % and CIFAR-10 50 % before unlearning."""
     gray = job.data.dataset in ("digits", "mnist", "fashion_mnist")
+    # equal clients learn faster, and matching every class at every client in each step takes longer
+    rounds = 20 if gray else 25 if job.partition.kind == "iid" else 40
     return {
         "seeds": list(job.seeds[:1]),
         "model.width": 16 if gray else 32,
-        "train.rounds": 20 if gray else 40,
+        "train.rounds": rounds,
         "train.steps": 20,
         "train.batch_size": 64,
         "train.lr": 0.05,

@@ -36,7 +36,7 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
     Before unlearning, F-Set and R-Set are those of the trained model; the speed-up compares the summed
     client compute of a method's unlearning and recovery with that of retraining, seed by seed.
     """
-    stages = read_table(run_dir, "stages")
+    stages = _read_named(run_dir, "stages")
     served = stages[stages["method"] != "shared"].copy()
     if served.empty:
         return pd.DataFrame()
@@ -52,7 +52,7 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
 
 def membership_table(run_dir: Path) -> pd.DataFrame:
     """Mean over seeds of each attack's figures, F-Set and R-Set in one row; ``forget_gap`` is to Retrain-Or's rate."""
-    found = read_table(run_dir, "membership")
+    found = _read_named(run_dir, "membership")
     if found.empty:
         return found
     keys = ["cell", "request", "attack", "method"]
@@ -60,10 +60,28 @@ def membership_table(run_dir: Path) -> pd.DataFrame:
     pooled = found.groupby([*keys, "subset"])[figures].mean()
     halves = [pooled.xs(subset, level="subset").add_suffix(f"_{subset}") for subset in ("forget", "retain")]
     means = halves[0].join(halves[1])
-    oracle = means.xs("retrain", level="method")["member_rate_forget"]
-    table = means.join(oracle.rename("oracle"), on=["cell", "request", "attack"]).reset_index()
+    means = means.reset_index()
+    oracle = means[means["method"] == "retrain"].set_index(keys[:3])["member_rate_forget"]
+    table = means.join(oracle.rename("oracle"), on=keys[:3])
     table["forget_gap"] = table["member_rate_forget"] - table["oracle"]
     return _in_order(table, run_dir, keys)
+
+
+def _read_named(run_dir: Path, table: str) -> pd.DataFrame:
+    """Read a table with random targets under one name, ``client:random``: each seed has drawn its own."""
+    found = read_table(run_dir, table)
+    manifest = read_manifest(run_dir)
+    names: dict[tuple[str, int, str], str] = {}
+    for cell in manifest.get("cells") or []:
+        for seed, labels in (cell.get("requests") or {}).items():
+            for i, (label, asked) in enumerate(zip(labels, manifest["config"]["requests"], strict=True)):
+                if asked["target"] == "random":
+                    place = f"{i + 1}:" if len(labels) > 1 else ""
+                    names[cell["cell"], int(seed), label] = f"{place}{asked['kind']}:random"
+    if names:
+        rows = zip(found["cell"], found["seed"], found["request"], strict=True)
+        found["request"] = [names.get(row, row[2]) for row in rows]
+    return found
 
 
 def _before(stages: pd.DataFrame, served: pd.DataFrame) -> pd.DataFrame:

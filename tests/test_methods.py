@@ -231,3 +231,21 @@ def test_nan_free_tables(by_class, by_client):
         assert served[["forget_accuracy", "retain_accuracy", "wall_s", "samples", "data_size"]].notna().all().all()
         assert np.isfinite(served["client_compute_s"]).all()
         assert isinstance(summary.stage_table(found), pd.DataFrame)
+
+
+def test_random_targets_are_one_row_over_seeds(tmp_path):
+    """Each seed draws its own client: the result table calls them client:random and counts both seeds."""
+    found = run(
+        tmp_path,
+        seeds=[0, 1],
+        methods=["quickdrop", "retrain"],
+        requests=[{"kind": "client", "target": "random"}],
+        membership=["balanced"],
+        train={"rounds": 1},
+    )
+    drawn = set(table(found, "stages")["request"]) - {""}
+    assert len(drawn) == 2
+    shown = summary.stage_table(found)
+    assert set(shown["request"]) == {"client:random"}
+    assert (shown["n"] == 2).all()
+    assert set(summary.membership_table(found)["request"]) == {"client:random"}
