@@ -1,6 +1,7 @@
 """Named numpy arrays in a file: written whole or not at all, read without executing anything."""
 
 import os
+import secrets
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from qdsim.errors import BadInput
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write the arrays under a name that begins with a dot, flush, and rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with open(temporary, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
         file.flush()
@@ -20,11 +21,11 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     os.replace(temporary, path)
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
-    """Return all arrays of a file; one that is damaged or gone is named."""
+def read(path: Path, fix: str) -> dict[str, np.ndarray]:
+    """Return all arrays of a file; one that is damaged or gone is named, with what to do about it."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         why = f"cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        raise BadInput("file", str(path), f"{why}; if it is damaged, delete the folder that it is in") from None
+        raise BadInput("file", str(path), f"{why}; {fix}") from None

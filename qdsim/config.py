@@ -164,6 +164,10 @@ def load(path: Path, *, profile: str | None = None, overrides: list[str] | None 
     chosen = [_parse_override(text) for text in overrides or []]
     for key, value in chosen:
         _assign(values, key, value)
+    if isinstance(values.get("sweep"), dict):  # one value by --set beats the file's list of them
+        fixed = {key for key, _ in chosen}
+        swept = {k: v for k, v in values["sweep"].items() if k not in fixed or {"sweep", f"sweep.{k}"} & fixed}
+        values["sweep"] = swept
     if profile is not None:
         if profile not in PROFILES:
             raise BadInput("--profile", profile, f"allowed: {', '.join(PROFILES)}")
@@ -234,6 +238,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
+    if sections and sections[0] == "sweep":  # its keys have dots in them
+        sections, last = ["sweep"], key.removeprefix("sweep.")
     for section in sections:
         inner = values.setdefault(section, {})
         if not isinstance(inner, dict):

@@ -76,11 +76,14 @@ class Display:
         self._last = event
         if not self._marks or event.share_done > self._marks[-1][1]:
             self._marks = [*self._marks[-20:], (now_s, event.share_done)]
+        if event.note:
+            self._line(now_s, f"note: {event.note}")
         if event.finished:
+            self._marks = []  # what was passed over tells nothing of the speed
             self._finish(event, now_s)
         elif event.row is not None:
             self._score = _scores(event.row)
-            if self._live is None or event.round_number == event.rounds:
+            if self._live is None or event.phase_ended:
                 left = self._left_s() if self._live is None else None  # the live screen says it already
                 tail = f", {_duration(left)} left" if left is not None else ""
                 self._line(now_s, f"{_place(event)}: {self._score}{tail}")
@@ -90,7 +93,8 @@ class Display:
         if event.task < 0:
             self._line(now_s, f"{_who(event.cell, event.seed, event.method, '')} {event.phase}: done before, reused")
             return
-        self._ended[event.task] = _scores(event.row) if event.row else "done before"
+        without = "done before" if event.phase else "nothing left to train on"
+        self._ended[event.task] = _scores(event.row) if event.row else without
         if self._live is None:
             said = f"{len(self._ended)}/{len(self._tasks)} done, {self._tasks[event.task]}: {self._ended[event.task]}"
             self._line(now_s, said)

@@ -1,5 +1,6 @@
 """Work through a plan on one executor: train each federation once, then every method and request from there."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any
 from qdsim import arrays, attacks, results, rows, seeds
 from qdsim import params as P
 from qdsim.algorithms import METHODS
+from qdsim.errors import BadInput
 from qdsim.evaluation import Counts
 from qdsim.federation import Executor, RoundResult, run_rounds
 from qdsim.forgetting import NOTHING, Branch
@@ -44,6 +46,10 @@ class Progress:
     """Of the work that the plan expects."""
     row: Row | None = field(default=None, repr=False)
     """The finished round's row of the table ``rounds``; with ``finished`` the last one before relearning."""
+    phase_ended: bool = False
+    """The row is the phase's last."""
+    note: str = ""
+    """Something that the user should know."""
     finished: bool = False
     """The task is done, or the training was found ready."""
 
@@ -86,14 +92,18 @@ class Experiment:
         for cell, seed_plan in self._plan.federations():
             own = [(i, task) for i, task in numbered if task.cell is cell and task.seed_plan is seed_plan]
             trained = None
-            if not all(self._model_path(task).exists() for _, task in own):
+            if all(self._model_path(task).exists() for _, task in own):
+                self._done += sum(cell.work(phase, seed_plan) for phase in cell.training())
+            else:
                 trained = self._train(cell, seed_plan)
             reached: dict[str, Params] = {}
             for i, task in own:
                 place = Place(i, cell, seed_plan, task.method, task.branch)
                 path = self._model_path(task)
                 if trained is None or path.exists():
-                    reached[task.method] = P.from_numpy(arrays.read(path))
+                    reached[task.method] = P.from_numpy(
+                        arrays.read(path, fix="delete it, and the request is served again")
+                    )
                     self._pass_over(place, task.phases())
                     continue
                 start = reached.get(task.method, trained.params) if cell.job.sequence else trained.params
@@ -118,10 +128,10 @@ class Experiment:
         phases = cell.training()
         device = self._executor.device
         described = [description(self._plan, cell, seed_plan, phases[: n + 1], device) for n in range(len(phases))]
+        self._check_training(rows.part(place.keys("")), described[-1])
         trained, ready = self._find(described)
         if trained is None:
-            theta_0 = cell.model.init(seeds.generator(seed_plan.seed, "init", phase="train"))
-            trained = Trained(theta_0, History(), {})
+            trained = Trained(self._init(place, request="", phase="train"), History(), {})
         self._copy(place, phases[:ready], trained.rows)
         for phase, state in zip(phases[ready:], described[ready:], strict=True):
             kept: Rows = {table: list(found) for table, found in trained.rows.items()}
@@ -131,8 +141,22 @@ class Experiment:
                 place, phase, trained.params, {}, storage=storage, history=history, kept=kept
             )
             trained = Trained(params, trained.history, kept)
-            self._store.save(state, trained, self._executor, len(shards))
+            if not self._store.save(state, trained, self._executor, len(shards)):
+                unseen = "the trained state is not stored, since not all nodes see --out: nothing can reuse it"
+                self._emit(replace(place.progress(phase.name, 0, self._share()), note=unseen))
         return trained
+
+    def _check_training(self, name: str, described: dict[str, Any]) -> None:
+        """Refuse to resume with a training of other bits: what was served before started from another model."""
+        path = self._models / f"{results.file_name(name)}.json"
+        now = json.loads(json.dumps(described))
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            if before != now:
+                differing = [f"{k} (then {before.get(k)!r}, now {now[k]!r})" for k in now if before.get(k) != now[k]]
+                why = f"its training had other settings: {', '.join(differing)}; run without --resume to start anew"
+                raise BadInput("--resume", str(self._models.parent), why)
+        results.write_atomically(path, json.dumps(now, indent=2, sort_keys=True).encode())
 
     def _find(self, described: list[dict[str, Any]]) -> tuple[Trained | None, int]:
         """Return the furthest state that is stored, and how many phases it has behind it."""
@@ -150,7 +174,10 @@ class Experiment:
                 continue
             for table, found in stored.items():
                 mine = [{**row, **named, "reused": True} for row in found if row["phase"] == phase.name]
-                self._writer.append(table, rows.part(named), mine)
+                for number in dict.fromkeys(row["round"] for row in mine):
+                    # under the names of rows that are written here, so that neither stands beside the other
+                    name = rows.part(named) if table == "stages" else rows.round_part(named, number)
+                    self._writer.append(table, name, [row for row in mine if row["round"] == number])
         if phases:
             self._pass_over(place, phases)
 
@@ -159,6 +186,8 @@ class Experiment:
         scores, _ = self._scores(task.cell, params, task.branch)
         phases = task.phases(history)
         forgot, last_row = params, None
+        if not phases:  # the last class of a sequence: trained on nothing, a model is an untrained one
+            forgot = self._init(place, request=task.branch.label, phase="unlearn")
         for phase in (p for p in phases if p.name != "relearn"):
             storage = self._storage(place, history)
             forgot, scores, last_row = self._run_phase(place, phase, forgot, scores, storage=storage)
@@ -211,7 +240,8 @@ class Experiment:
             scores, counts = self._scores(cell, params, branch)
             row = {**named, "round": result.round_number, **scores, **rows.costs(result)}
             over = rule is not None and rule.reached(rows.scores_of(phase, [*done, row], before))
-            if branch.label and (over or result.round_number == phase.stage.rounds):
+            ended = over or result.round_number == phase.stage.rounds
+            if branch.label and ended:
                 row |= self._own_scores(params, seed_plan, branch)
             row |= {"data_size": int(sizes.sum()), "params_sha256": P.sha256(params), "reused": False}
             row["evaluation_s"] = time.perf_counter() - began_s
@@ -219,7 +249,8 @@ class Experiment:
             self._write_round(row, named, result, counts, kept)
             self._done += work / phase.stage.rounds
             on_row = replace(at, round_number=result.round_number, clients_done=result.expected)
-            self._emit(replace(on_row, clients=result.expected, share_done=self._share(), row=row))
+            here = replace(on_row, clients=result.expected, share_done=self._share())
+            self._emit(replace(here, row=row, phase_ended=ended))
             if over:
                 break
         self._done = until
@@ -230,11 +261,12 @@ class Experiment:
     def _start(self, place: Place, phase: Phase, params: Params) -> Params:
         if phase.start == "current":
             return params
-        # θ_0 of training has the names of training, so that anybody can draw it again
-        names = {"phase": "train"}
-        if phase.start == "fresh":
-            names = {"request": place.branch.label, "phase": phase.name}
-        return place.cell.model.init(seeds.generator(place.seed_plan.seed, "init", **names))
+        if phase.start == "initial":  # θ_0 has the names of training, so that anybody can draw it again
+            return self._init(place, request="", phase="train")
+        return self._init(place, request=place.branch.label, phase=phase.name)
+
+    def _init(self, place: Place, *, request: str, phase: str) -> Params:
+        return place.cell.model.init(seeds.generator(place.seed_plan.seed, "init", request=request, phase=phase))
 
     def _share(self) -> float:
         return min(1.0, self._done / self._expected)
@@ -277,7 +309,7 @@ class Experiment:
         return stored(cell.hyper, place.branch, history) if stored else (0, 0)
 
     def _write_round(self, row: Row, named: Row, result: RoundResult, counts: Counts, kept: Rows | None) -> None:
-        part = f"{rows.part(named)}-{result.round_number:05d}"
+        part = rows.round_part(named, result.round_number)
         here = {**named, "round": result.round_number, "reused": False}
         classes = [{**here, "class": c, "accuracy": counts.accuracy({c})} for c in range(len(counts.total))]
         self._append("clients", part, rows.client_rows(here, result), kept)

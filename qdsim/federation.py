@@ -58,8 +58,11 @@ class Executor(Protocol):
     def save_clients(self, folder: str) -> None:
         """Have every owner write its clients' synthetic sets there."""
 
-    def load_clients(self, folder: str) -> None:
-        """Have every owner read its clients' synthetic sets from there."""
+    def sees(self, folder: str) -> bool:
+        """Tell whether every owner's node sees a folder."""
+
+    def load_clients(self, folder: str, fix: str) -> None:
+        """Have every owner read its clients' synthetic sets from there; ``fix`` is said of a damaged file."""
 
     def storage_bytes(self) -> int:
         """Return what all clients store for unlearning."""
@@ -118,9 +121,13 @@ class InlineExecutor:
         """Write the synthetic sets."""
         self._host.save_clients(folder)
 
-    def load_clients(self, folder: str) -> None:
+    def sees(self, folder: str) -> bool:
+        """Look for the folder."""
+        return self._host.sees(folder)
+
+    def load_clients(self, folder: str, fix: str) -> None:
         """Read the synthetic sets."""
-        self._host.load_clients(folder)
+        self._host.load_clients(folder, fix)
 
     def storage_bytes(self) -> int:
         """Return what all clients store."""
@@ -162,6 +169,7 @@ def run_rounds(
         ids = phase.select(sizes, names)
         kept: list[ClientUpdate] = []
         report = partial(on_client, round_number, len(ids))
+        executor.wait_s = 0.0  # a round without participants asks nobody, and so resets nothing
         updates = executor.map(phase.client_step, params, ids, names, report)
         before_s = time.perf_counter()
         params = phase.server_step(params, _dropping_deltas(updates, kept, names, history), names)

@@ -12,7 +12,6 @@ from qdsim.algorithms import distillation
 from qdsim.clients import ClientState, SyntheticSet
 from qdsim.clocks import Stopwatch
 from qdsim.data import Pixels
-from qdsim.errors import BadInput
 from qdsim.evaluation import Counts
 from qdsim.forgetting import Branch
 from qdsim.hyper import Distillation
@@ -129,19 +128,21 @@ class ClientHost:
 
     def save_clients(self, folder: str) -> None:
         """Write each client's synthetic set into a file of its own; nothing where the node does not see the folder."""
-        if not Path(folder).is_dir():
+        if not self.sees(folder):
             return
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
                 arrays.write(Path(folder) / f"{client_id}.npz", client.synthetic.to_arrays())
 
-    def load_clients(self, folder: str) -> None:
+    def sees(self, folder: str) -> bool:
+        """Tell whether this node sees a folder: storage may not be shared."""
+        return Path(folder).is_dir()
+
+    def load_clients(self, folder: str, fix: str) -> None:
         """Read the synthetic sets that :meth:`save_clients` wrote."""
-        if not Path(folder).is_dir():
-            raise BadInput("--out", folder, "cannot be seen from this node: use storage that all nodes share")
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
-                stored = SyntheticSet.from_arrays(arrays.read(Path(folder) / f"{client_id}.npz"))
+                stored = SyntheticSet.from_arrays(arrays.read(Path(folder) / f"{client_id}.npz", fix))
                 self._clients[client_id] = replace(client, synthetic=stored)
 
     def storage_bytes(self) -> int:

@@ -37,7 +37,7 @@ def laptop(job: Job) -> dict[str, Any]:
         "relearn.steps": 10,
         "relearn.lr": 0.1,
         "synthetic.finetune": min(job.synthetic.finetune, 10),
-        "sweep": {key: LAPTOP_SWEEPS.get(key, values) for key, values in job.sweep.items()},
+        "sweep": _shorter(job, LAPTOP_SWEEPS),
         **_packing(job),
     }
 
@@ -61,7 +61,7 @@ def smoke(job: Job) -> dict[str, Any]:
         "relearn.batch_size": 16,
         "synthetic.batch": 32,
         "synthetic.finetune": min(job.synthetic.finetune, 1),
-        "sweep": {key: SMOKE_SWEEPS.get(key, values[-2:]) for key, values in job.sweep.items()},
+        "sweep": {key: values[-2:] for key, values in _shorter(job, SMOKE_SWEEPS).items()},
         "sga.unlearn_rounds": 1,
         "sga.recover_rounds": min(job.sga.recover_rounds, 1),
         "federaser.recover_rounds": min(job.federaser.recover_rounds, 1),
@@ -69,6 +69,12 @@ def smoke(job: Job) -> dict[str, Any]:
         "s2u.rounds": 1,
         **_packing(job),
     }
+
+
+def _shorter(job: Job, instead: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Put a short list in the place of a long one; a list that is no longer stays what it is."""
+    shorter = {key: values for key, values in instead.items() if len(values) < len(job.sweep.get(key, []))}
+    return {key: shorter.get(key, values) for key, values in job.sweep.items()}
 
 
 def _packing(job: Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The client actor. It imports what client steps need, and no reader of files, table writer or checker of jobs."""
+"""The client actor. It imports what client steps need, and no reader of data sets, table writer or checker of jobs."""
 
 import numpy as np
 import ray
@@ -73,9 +73,13 @@ class ClientActor:
         """Write the clients' synthetic sets."""
         self._host.save_clients(folder)
 
-    def load_clients(self, folder: str) -> None:
+    def sees(self, folder: str) -> bool:
+        """Tell whether this node sees a folder."""
+        return self._host.sees(folder)
+
+    def load_clients(self, folder: str, fix: str) -> None:
         """Read the clients' synthetic sets."""
-        self._host.load_clients(folder)
+        self._host.load_clients(folder, fix)
 
     def storage_bytes(self) -> int:
         """Return what the clients store."""

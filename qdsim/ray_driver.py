@@ -222,9 +222,13 @@ class RayExecutor:
         """Have each actor write its own."""
         self._gather([(actor, "save_clients", (folder,)) for actor in range(len(self._actors))])
 
-    def load_clients(self, folder: str) -> None:
+    def sees(self, folder: str) -> bool:
+        """Ask each actor."""
+        return all(self._gather([(actor, "sees", (folder,)) for actor in range(len(self._actors))]))
+
+    def load_clients(self, folder: str, fix: str) -> None:
         """Have each actor read its own."""
-        self._gather([(actor, "load_clients", (folder,)) for actor in range(len(self._actors))])
+        self._gather([(actor, "load_clients", (folder, fix)) for actor in range(len(self._actors))])
 
     def storage_bytes(self) -> int:
         """Return what all clients store."""

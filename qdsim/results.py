@@ -77,6 +77,8 @@ class Manifest:
         for key in ("finished_at", "exit_code", "error"):
             content.pop(key, None)
         content["resumed_at"] = [*content.get("resumed_at", []), _now()]
+        then = {key: content.get(key) for key in ("engine", "origin", "versions", "hardware")}
+        content["earlier"] = [*content.get("earlier", []), then]
         return Manifest(run_dir, content | changes)
 
     def update(self, **changes: Any) -> None:

@@ -38,6 +38,11 @@ def part(named: Row) -> str:
     return "-".join(name for name in names if name)
 
 
+def round_part(named: Row, round_number: int) -> str:
+    """Return the name of a round's part."""
+    return f"{part(named)}-{round_number:05d}"
+
+
 def partition_rows(cell: Cell, seed_plan: SeedPlan) -> list[Row]:
     """Return a row for each client and class."""
     counts = seed_plan.partition.counts

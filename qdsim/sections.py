@@ -114,8 +114,8 @@ class RelearnSection(StageSection):
 
     rounds: NotNegative = 2
     data: Literal["forget", "mixed"] = "forget"
-    """``forget`` is the paper's S_f alone, which costs the other classes dearly unless the learning rate is
-    tuned to the point; ``mixed`` adds the rest of S."""
+    """``forget`` is the paper's S_f alone (D_f for the baselines), which costs the other classes dearly unless the
+    learning rate is tuned to the point; ``mixed`` adds the rest of S (of D)."""
 
 
 class SyntheticSection(Section):

@@ -1,8 +1,8 @@
 """When a phase has converged. The paper stops "at convergence" without saying what that is; this is our rule.
 
 Forgetting has converged once F-Set accuracy is at most 1 % (class level; at client level no such number is known
-without retraining, so the rounds are fixed). Descent has converged once the best accuracy of the last rounds, one in
-recovery and relearning and five in training and retraining, is less than half a point above the best before them.
+without retraining, so the rounds are fixed). Descent has converged once the best accuracy of the last rounds, two in
+recovery and relearning and five in training, retraining and S2U, is less than half a point above the best before them.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Rule:
         """Say the rule in one line."""
         if not self.patience:
             return f"{self.score} <= {FORGOTTEN}"
-        return f"{self.score} gains < {GAIN} in {self.patience} round{'s' if self.patience > 1 else ''}"
+        return f"{self.score} gains < {GAIN} in {self.patience} rounds"
 
     def reached(self, scores: Sequence[float | None]) -> bool:
         """Tell whether the phase is over; ``scores`` begin with the one before the phase (None if unknown)."""
@@ -40,5 +40,5 @@ class Rule:
 TRAINED = Rule("test_accuracy", patience=5)
 RETRAINED = Rule("retain_accuracy", patience=5)
 FORGOT = Rule("forget_accuracy")
-RECOVERED = Rule("retain_accuracy", patience=1)
-RELEARNT = Rule("forget_accuracy", patience=1)
+RECOVERED = Rule("retain_accuracy", patience=2)
+RELEARNT = Rule("forget_accuracy", patience=2)

@@ -51,20 +51,26 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
 
 
 def membership_table(run_dir: Path) -> pd.DataFrame:
-    """Mean over seeds of each attack's figures, F-Set and R-Set in one row; ``forget_gap`` is to Retrain-Or's rate."""
+    """Mean over seeds of each attack's figures, F-Set and R-Set in one row.
+
+    ``forget_gap`` is the mean distance to the rate of the same seed's retrained model, where there is one yet.
+    """
     found = _read_named(run_dir, "membership")
     if found.empty:
         return found
     keys = ["cell", "request", "attack", "method"]
     figures = ["member_rate", "auc", "tpr_at_1pct_fpr"]
-    pooled = found.groupby([*keys, "subset"])[figures].mean()
-    halves = [pooled.xs(subset, level="subset").add_suffix(f"_{subset}") for subset in ("forget", "retain")]
-    means = halves[0].join(halves[1])
-    means = means.reset_index()
-    oracle = means[means["method"] == "retrain"].set_index(keys[:3])["member_rate_forget"]
-    table = means.join(oracle.rename("oracle"), on=keys[:3])
+    halves = [
+        found[found["subset"] == subset].set_index([*keys, "seed"])[figures].add_suffix(f"_{subset}")
+        for subset in ("forget", "retain")
+    ]
+    table = halves[0].join(halves[1]).reset_index()
+    same_seed = ["cell", "request", "attack", "seed"]
+    oracle = table[table["method"] == "retrain"].set_index(same_seed)["member_rate_forget"]
+    table = table.join(oracle.rename("oracle"), on=same_seed)
     table["forget_gap"] = table["member_rate_forget"] - table["oracle"]
-    return _in_order(table, run_dir, keys)
+    means = table.drop(columns="seed").groupby(keys).mean().reset_index()
+    return _in_order(means, run_dir, keys)
 
 
 def _read_named(run_dir: Path, table: str) -> pd.DataFrame:
@@ -76,8 +82,12 @@ def _read_named(run_dir: Path, table: str) -> pd.DataFrame:
         for seed, labels in (cell.get("requests") or {}).items():
             for i, (label, asked) in enumerate(zip(labels, manifest["config"]["requests"], strict=True)):
                 if asked["target"] == "random":
-                    place = f"{i + 1}:" if len(labels) > 1 else ""
-                    names[cell["cell"], int(seed), label] = f"{place}{asked['kind']}:random"
+                    name = f"{asked['kind']}:random"
+                    if manifest["config"]["sequence"]:
+                        name = f"{i + 1}:{name}"
+                    elif len(labels) > 1:
+                        name = f"{name} ({i + 1})"
+                    names[cell["cell"], int(seed), label] = name
     if names:
         rows = zip(found["cell"], found["seed"], found["request"], strict=True)
         found["request"] = [names.get(row, row[2]) for row in rows]

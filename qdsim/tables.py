@@ -24,7 +24,11 @@ _CLOCKS = [
     ("evaluation_s", pa.float64(), "time spent on accuracies, outside wall_s"),
     ("aggregation_s", pa.float64(), "time in the server step without waiting for clients"),
     ("wait_s", pa.float64(), "time the driver waited for clients"),
-    ("samples", pa.int64(), "samples that went into gradients with respect to the model"),
+    (
+        "samples",
+        pa.int64(),
+        "samples that went into gradients with respect to the model, or into FU-MP's statistics",
+    ),
     ("data_size", pa.int64(), "|Z|: distinct samples that the phase works on, over all clients"),
     ("gradients", pa.int64(), "mini-batch gradients with respect to the model on Z; matching not counted"),
     ("bytes_up", pa.int64(), "updates sent to the driver"),

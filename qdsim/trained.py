@@ -12,6 +12,7 @@ numpy arrays, Parquet and JSON; reading them executes nothing.
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from qdsim.plan import Cell, Plan, SeedPlan
 VERSION = 1
 """Of the algorithms that training consists of: another number, another hash."""
 FOLDER = ".trained"
+FIX = "delete the folder under .trained to train again"
 Rows = dict[str, list[dict[str, Any]]]
 """Rows of the training phases, by table."""
 
@@ -77,20 +79,20 @@ class Store:
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def load(self, described: dict[str, Any], executor: Executor) -> Trained | None:
-        """Return the state if it is there; the owners read their clients' sets."""
+        """Return the state if it is there and every node sees it; the owners read their clients' sets."""
         path = self.path(described)
-        if not path.is_dir():
+        if not path.is_dir() or not executor.sees(str(path)):
             return None
         try:
             if json.loads((path / "state.json").read_text(encoding="utf-8")) != json.loads(json.dumps(described)):
                 raise ValueError("state.json describes another training")
-            params = P.from_numpy(arrays.read(path / "params.npz"))
-            history = History.from_arrays(arrays.read(path / "history.npz"))
+            params = P.from_numpy(arrays.read(path / "params.npz", FIX))
+            history = History.from_arrays(arrays.read(path / "history.npz", FIX))
             rows = {file.stem: pq.read_table(file).to_pylist() for file in sorted((path / "tables").glob("*.parquet"))}
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            why = f"the trained state there cannot be read ({str(error).splitlines()[0]}); delete it to train again"
+            why = f"the trained state there cannot be read ({str(error).splitlines()[0]}); {FIX}"
             raise BadInput("--out", str(path), why) from None
-        executor.load_clients(str(path / "clients"))
+        executor.load_clients(str(path / "clients"), FIX)
         return Trained(params, history, rows)
 
     def save(self, described: dict[str, Any], trained: Trained, executor: Executor, clients: int) -> bool:
@@ -98,8 +100,7 @@ class Store:
         path = self.path(described)
         if path.is_dir():
             return True
-        temporary = self._folder / f".{path.name}.{os.getpid()}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary = self._folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
         (temporary / "tables").mkdir(parents=True)
         (temporary / "clients").mkdir()
         try:
@@ -124,9 +125,8 @@ class Store:
 
 
 def _sync(folder: Path) -> None:
-    """Have every file on disk before the folder gets its name."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
+    """Have every file and its name on disk before the folder gets its own."""
+    for path in [*folder.rglob("*"), folder, folder.parent]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

@@ -41,7 +41,8 @@ def test_every_job_opens_with_its_command_its_hardware_and_its_duration(path):
     assert first.startswith(f"# qdsim run jobs/{path.name}")
     comments = " ".join(line for line in rest if line.startswith("#"))
     assert "Hardware: " in comments
-    assert re.search(r"\d+ (minutes|hours)|minute|a day", comments)
+    laptop = next(line for line in rest if "two cores" in line)
+    assert re.search(r"\d+ (minutes|hours)|a minute|an hour", laptop)
     job = config.load(path)
     assert job.name == path.stem
     assert job.about
@@ -77,6 +78,17 @@ def test_the_papers_settings(name):
         assert job.recover.rounds == 2
     if kind == "client":
         assert job.requests[0].target == "random"
+
+
+def test_profiles_leave_short_sweeps_alone_and_one_value_beats_the_list(tmp_path):
+    """laptop puts three scales in the place of seven, not of two; --set of one value ends the sweep over it."""
+    path = PROJECT / "jobs" / "fig6_scale.toml"
+    two = config.load(path, profile="laptop", overrides=["sweep.synthetic.scale=[5, 7]"])
+    assert two.sweep == {"synthetic.scale": [5, 7]}
+    whole = config.load(path, overrides=['sweep={"synthetic.scale"=[5]}'])
+    assert whole.sweep == {"synthetic.scale": [5]}
+    one = config.load(path, profile="laptop", overrides=["synthetic.scale=50"])
+    assert (one.sweep, one.synthetic.scale) == ({}, 50)
 
 
 def test_what_makes_each_figure():

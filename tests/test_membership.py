@@ -56,12 +56,12 @@ def learn_by_heart(compute, images, labels, steps=400):
 
 @pytest.mark.parametrize("name", ["balanced", "literal"])
 def test_an_untrained_model_tells_nothing(name):
-    """AUC within 0.5 ± 0.03 on R-Set; on F-Set too, whose test samples are fewer (300 of a class against 300)."""
-    task, executor, compute, _, test = federation(3000)
+    """AUC within 0.5 ± 0.03 on R-Set and on F-Set (a tenth of 20,000 samples is of the class)."""
+    task, executor, compute, _, test = federation(20_000)
     theta = compute.model.init(torch.Generator().manual_seed(0))
     found = {row["subset"]: row for row in attack(name, task, test[1], theta, executor)}
     assert found["retain"]["auc"] == pytest.approx(0.5, abs=0.03)
-    assert found["forget"]["auc"] == pytest.approx(0.5, abs=0.06)
+    assert found["forget"]["auc"] == pytest.approx(0.5, abs=0.03)
     assert found["retain"]["tpr_at_1pct_fpr"] < 0.04
 
 

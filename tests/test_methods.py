@@ -1,10 +1,13 @@
 """All six methods through the engine: what each leaves in the tables, sweeps, and pairs that are refused."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
-from qdsim import arrays, config, summary
+from qdsim import arrays, config, display, summary
 from qdsim.algorithms import METHODS, fump
 from qdsim.errors import BadInput
 from qdsim.params import from_numpy, sha256
@@ -29,7 +32,7 @@ def by_client(tmp_path_factory):
 
 
 def read_params(path):
-    return from_numpy(arrays.read(path))
+    return from_numpy(arrays.read(path, fix=""))
 
 
 def rounds_of(run_dir):
@@ -153,7 +156,7 @@ def test_methods_do_not_disturb_each_other(by_class, tmp_path):
 
 
 def test_partial_participation_and_a_sequence_of_all_class_methods(tmp_path):
-    """Half the clients a round, two classes in turn: every method's rows are there, and forgotten stays gone."""
+    """Half the clients a round, two classes in turn: every method's rows are there; what was pruned stays pruned."""
     two = [{"kind": "class", "target": 9}, {"kind": "class", "target": 3}]
     found = run(tmp_path, methods=CLASS_METHODS, requests=two, sequence=True, train={"participation": 0.5, "rounds": 4})
     stages = table(found, "stages").set_index(["method", "request", "phase"])
@@ -248,4 +251,55 @@ def test_random_targets_are_one_row_over_seeds(tmp_path):
     shown = summary.stage_table(found)
     assert set(shown["request"]) == {"client:random"}
     assert (shown["n"] == 2).all()
-    assert set(summary.membership_table(found)["request"]) == {"client:random"}
+    attacks = summary.membership_table(found)
+    assert set(attacks["request"]) == {"client:random"}
+    # the gap is the mean over seeds of each seed's own
+    rates = table(found, "membership").query("subset == 'forget'").pivot(index="seed", columns="method")["member_rate"]
+    gap = (rates["quickdrop"] - rates["retrain"]).mean()
+    assert attacks.set_index("method").loc["quickdrop", "forget_gap"] == pytest.approx(gap)
+
+
+def test_a_random_target_beside_another_request(tmp_path):
+    """Two independent requests: both have a row of the trained model."""
+    asked = [{"kind": "class", "target": 9}, {"kind": "client", "target": "random"}]
+    found = run(tmp_path, methods=["quickdrop"], requests=asked, train={"rounds": 1})
+    before = summary.stage_table(found).query("method == 'shared'")
+    assert list(before["request"]) == ["class:9", "client:random (2)"]
+
+
+def test_an_unfinished_run_shows_what_it_has(tmp_path):
+    """Stopped before the oracle: the attack's rates stand there, the distance to the oracle does not."""
+
+    def stop(event):
+        if event.method == "retrain":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, methods=["quickdrop", "retrain"], membership=["balanced"], train={"rounds": 1}, emit=stop)
+    (found,) = tmp_path.glob("tiny-*")
+    shown = summary.membership_table(found)
+    assert list(shown["method"]) == ["quickdrop"]
+    assert shown["forget_gap"].isna().all()
+    display.print_result(Console(file=io.StringIO()), found)
+
+
+def test_the_last_class_of_a_sequence_leaves_retraining_nothing(tmp_path):
+    """Ten classes in turn: retraining's tenth model is an untrained one; QuickDrop's has been unlearned."""
+    ten = [{"kind": "class", "target": c} for c in (5, 8, 0, 3, 2, 4, 7, 9, 1, 6)]
+    events = []
+    found = run(
+        tmp_path,
+        methods=["quickdrop", "retrain", "fump"],
+        requests=ten,
+        sequence=True,
+        train={"rounds": 1},
+        membership=["balanced"],
+        emit=events.append,
+    )
+    stages = table(found, "stages").query("request == '10:class:6'")
+    assert set(zip(stages["method"], stages["phase"], strict=True)) == {("quickdrop", "unlearn"), ("fump", "unlearn")}
+    untrained = read_params(found / "models" / "seed-0-retrain-10-class-6.npz")
+    assert (untrained["norm0.weight"] == 1).all()
+    done = [e for e in events if e.finished and e.request == "10:class:6"]
+    assert [e.phase for e in done] == ["unlearn", "", "unlearn"]
+    assert len(table(found, "membership")) == 9 * 3 * 2

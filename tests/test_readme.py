@@ -1,9 +1,11 @@
 """What the README says can be done, is there."""
 
 import re
+import shlex
 import tomllib
+from itertools import pairwise
 
-from qdsim import tables
+from qdsim import config, tables
 from tests.conftest import PROJECT
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
@@ -20,6 +22,16 @@ def test_every_job_and_file_that_the_readme_names_exists():
     """Jobs, modules and folders."""
     for path in set(re.findall(r"(?:jobs|cluster|qdsim)/[\w/]+\.(?:toml|py|md)", README)):
         assert (PROJECT / path).exists(), path
+
+
+def test_every_job_that_the_readme_runs_is_a_valid_one():
+    """Each ``qdsim run`` line loads with its profile and its --set."""
+    lines = [line.split("#")[0] for line in README.splitlines() if line.startswith("qdsim run")]
+    assert len(lines) >= 4
+    for line in lines:
+        words = shlex.split(line)
+        values = {flag: [b for a, b in pairwise(words) if a == flag] for flag in ("--set", "--profile")}
+        config.load(PROJECT / words[2], profile=next(iter(values["--profile"]), None), overrides=values["--set"])
 
 
 def test_the_functions_in_the_table_of_the_paper_exist():

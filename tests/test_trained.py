@@ -1,6 +1,7 @@
 """Train once, branch many: trained states are stored, found again, and never mistaken for another."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -147,12 +148,14 @@ def test_a_damaged_state_is_refused_with_the_way_out(tmp_path):
     (state,) = states(tmp_path)
     whole = (state / "params.npz").read_bytes()
     (state / "params.npz").write_bytes(whole[:100])
-    with pytest.raises(BadInput, match=r"params\.npz.*cannot be read.*delete the folder that it is in"):
+    with pytest.raises(
+        BadInput, match=r"params\.npz.*cannot be read.*delete the folder under \.trained"
+    ):
         run(tmp_path, methods=["quickdrop"])
     (state / "params.npz").write_bytes(whole)
     client = state / "clients" / "3.npz"
     client.write_bytes(client.read_bytes()[:200])
-    with pytest.raises(BadInput, match=r"clients/3\.npz.*cannot be read.*delete the folder that it is in"):
+    with pytest.raises(BadInput, match=r"clients/3\.npz.*cannot be read.*delete the folder under \.trained"):
         run(tmp_path, methods=["quickdrop"])
 
 
@@ -200,6 +203,53 @@ def test_a_sequence_resumes_from_the_model_that_the_last_request_left(tmp_path):
         run(tmp_path, **settings, emit=stop_at_second)
     resumed = run(tmp_path, **settings, resume=True)
     assert hashes(resumed).equals(hashes(run(tmp_path / "other", **settings)))
+
+
+def test_a_run_interrupted_in_training_resumes_without_a_row_twice(tmp_path):
+    """Stopped in training; meanwhile another run stores the same training; then resumed from it."""
+
+    def stop_in_training(event):
+        if event.row is not None and event.round_number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, methods=["quickdrop"], emit=stop_in_training)
+    run(tmp_path, methods=["quickdrop"], name="other")
+    resumed = run(tmp_path, methods=["quickdrop"], resume=True)
+    trained = table(resumed, "rounds").query("method == 'shared'")
+    assert sorted(trained["round"]) == [1, 2, 3]
+    assert len(table(resumed, "clients").query("method == 'shared'")) == 30
+
+
+def test_a_run_whose_stored_training_is_gone_trains_again_without_a_row_twice(tmp_path):
+    """It reused a state, was interrupted, and the state was deleted."""
+    run(tmp_path, methods=["quickdrop"], name="other")
+
+    def stop_in_unlearning(event):
+        if event.phase == "unlearn":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, methods=["quickdrop"], emit=stop_in_unlearning)
+    shutil.rmtree(tmp_path / ".trained")
+    resumed = run(tmp_path, methods=["quickdrop"], resume=True)
+    trained = table(resumed, "rounds").query("method == 'shared'")
+    assert sorted(trained["round"]) == [1, 2, 3]
+    assert not trained["reused"].any()
+
+
+def test_a_run_is_not_resumed_from_a_training_of_other_bits(tmp_path):
+    """The micro-batch moves bits: what was served before started from another model."""
+
+    def stop_at_second(event):
+        if event.method == "sga":
+            raise KeyboardInterrupt
+
+    settings = {"methods": ["quickdrop", "sga"]}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, **settings, emit=stop_at_second)
+    with pytest.raises(BadInput, match=r"its training had other settings: micro_batch \(then 'auto', now 5\)"):
+        run(tmp_path, **settings, cluster={"micro_batch": 5}, resume=True)
 
 
 def test_resuming_with_nothing_there_starts_a_run(tmp_path):

@@ -51,7 +51,8 @@ def phase(name: str, stage: Stage, view: View, rule: Rule | None = None) -> Phas
 
 def recover(hyper: Hyper, branch: Branch, rounds: int) -> Phase:
     """Recovery of the baselines: rounds of training as it was, on D without what is gone (Algorithm 1)."""
-    return phase("recover", replace(hyper.train, rounds=rounds), View("real", without=branch.gone), RECOVERED)
+    stage = replace(hyper.train, rounds=rounds, stop=hyper.recover.stop)
+    return phase("recover", stage, View("real", without=branch.gone), RECOVERED)
 
 
 def relearn(hyper: Hyper, branch: Branch) -> Phase:

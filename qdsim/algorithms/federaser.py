@@ -120,7 +120,7 @@ def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
     """Replay from θ_0, recover on what is left, relearn."""
     settings = hyper.federaser
     retain = View("real", without=branch.gone)
-    steps = math.ceil(settings.calibration * hyper.train.steps)
+    steps = math.ceil(round(settings.calibration * hyper.train.steps, 9))  # 0.28 of 50 is 14
     # how many rounds training took is known afterwards only, where a convergence rule ended it
     trained = len(history.rounds) or hyper.train.rounds
     rounds = len(retained_rounds(trained, settings.interval))

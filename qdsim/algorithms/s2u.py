@@ -22,7 +22,7 @@ from qdsim.history import History
 from qdsim.hyper import Hyper
 from qdsim.params import Params
 from qdsim.phases import Assignment, Phase, Updates
-from qdsim.stopping import RECOVERED
+from qdsim.stopping import RETRAINED
 
 TITLE = "S2U"
 SUPPORTS = {"class": False, "client": True, "relearn": True}
@@ -60,10 +60,10 @@ def server_step(
 def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
     """Scaled rounds by everybody, then, where asked for, rounds without the leaver; then relearning."""
     settings = hyper.s2u
-    stage = replace(hyper.train, rounds=settings.rounds)
+    stage = replace(hyper.train, rounds=settings.rounds, stop=hyper.unlearn.stop)
     leavers = branch.forget.clients
     scaled = replace(
-        fedavg.phase("unlearn", stage, View("real", without=branch.earlier), RECOVERED),
+        fedavg.phase("unlearn", stage, View("real", without=branch.earlier), RETRAINED),
         select=partial(select, participation=stage.participation, leavers=leavers),
         server_step=partial(server_step, leavers=leavers, leaver_factor=settings.leaver, others_factor=settings.others),
     )

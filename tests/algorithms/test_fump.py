@@ -98,11 +98,12 @@ def test_class_means_are_weighted_by_counts():
 def test_pruned_channels_are_silent_and_stay_so_through_three_rounds():
     """A quarter of 8 channels: two whose output is exactly zero after pruning, after recovery, and on new images."""
     params = start(torch.float32)
+    for block in range(2):
+        params[f"norm{block}.bias"] += 0.5  # a shift that a bare zeroed filter would let through
     pruned = run(PRUNE, params, CLASS_2)
     masks = fump.pruned(pruned)
     assert sum(int(m.sum()) for m in masks) == 2
-    # give the normalisation a shift that a bare zeroed filter would let through
-    assert all((pruned[f"norm{b}.bias"][m] == 0).all() for b, m in enumerate(masks))
+    assert all((pruned[f"norm{b}.{part}"][m] == 0).all() for b, m in enumerate(masks) for part in ("weight", "bias"))
     recover = replace(RECOVER, stage=replace(RECOVER.stage, rounds=3))
     after = run(recover, pruned, CLASS_2)
     assert largest_difference(after, pruned) > 1e-3
