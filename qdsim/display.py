@@ -82,7 +82,7 @@ class Display:
             self._marks = []  # what was passed over tells nothing of the speed
             self._finish(event, now_s)
         elif event.row is not None:
-            self._score = _scores(event.row)
+            self._score = f"{_scores(event.row)}, {event.row['wall_s']:.1f} s"
             if self._live is None or event.phase_ended:
                 left = self._left_s() if self._live is None else None  # the live screen says it already
                 tail = f", {_duration(left)} left" if left is not None else ""
@@ -161,7 +161,7 @@ def _scores(row: Mapping[str, Any]) -> str:
     for name, key in (("F-Set", "forget_accuracy"), ("R-Set", "retain_accuracy")):
         if row.get(key) is not None:
             parts.append(f"{name} {row[key]:.1%}")
-    return ", ".join([*parts, f"{row['wall_s']:.1f} s"])
+    return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:
