@@ -1,18 +1,19 @@
 """All six methods through the engine: what each leaves in the tables, sweeps, and pairs that are refused."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
-from qdsim import arrays, config, display, summary
+from qdsim import arrays, config, data, display, partition, plan, summary
 from qdsim.algorithms import METHODS, fump
 from qdsim.errors import BadInput
 from qdsim.params import from_numpy, sha256
 from qdsim.results import read_manifest
-from tests.runs import run, table
+from tests.runs import TINY, run, table
 
 CLASS_METHODS = ["quickdrop", "retrain", "sga", "federaser", "fump"]
 
@@ -303,3 +304,38 @@ def test_the_last_class_of_a_sequence_leaves_retraining_nothing(tmp_path):
     done = [e for e in events if e.finished and e.request == "10:class:6"]
     assert [e.phase for e in done] == ["unlearn", "", "unlearn"]
     assert len(table(found, "membership")) == 9 * 3 * 2
+
+
+def test_a_class_that_retraining_never_saw_is_never_answered(tmp_path):
+    """Its logit is only pushed down: F-Set is exactly 0 for retraining, on test and on training samples."""
+    found = run(tmp_path, methods=["retrain"], train={"rounds": 8, "steps": 10}, relearn={"rounds": 0})
+    last = table(found, "stages").set_index(["method", "phase"]).loc[("retrain", "unlearn")]
+    assert (last["forget_accuracy"], last["forget_accuracy_train"]) == (0.0, 0.0)
+    assert last["retain_accuracy"] > 0.5
+
+
+@pytest.fixture
+def lonely_dataset():
+    """Digits of which the first 60 are class 0 and the rest have no 0: in the order of a partition by hand."""
+    digits = data.load("digits", "")
+    others = np.where(digits.train_labels == 0, 1, digits.train_labels)
+    return replace(digits, train_labels=np.where(np.arange(len(others)) < 60, 0, others))
+
+
+def test_the_only_holder_unlearns_alone_and_is_left_out_of_recovery(lonely_dataset, monkeypatch):
+    """Client 0 holds class 0 and nothing else: it alone forgets it, and has nothing to recover on."""
+    rows = np.arange(len(lonely_dataset.train_labels))
+    indices = (rows[:60], rows[60:700], rows[700:])
+    counts = np.array([np.bincount(lonely_dataset.train_labels[i], minlength=10) for i in indices])
+    monkeypatch.setattr(plan, "_split", lambda *_: partition.Partition(indices, counts))
+    job = config.validate({**TINY, "partition": {"clients": 3}, "requests": [{"kind": "class", "target": 0}]})
+    (task, *_) = plan.make(config.validate({**job.model_dump(), "methods": CLASS_METHODS}), lonely_dataset).tasks()
+    for method in CLASS_METHODS:
+        phases = {p.name: p for p in replace(task, method=method).phases()}
+        taking_part = {
+            name: [int(i) for i in np.flatnonzero(task.cell.sizes(phase, task.seed_plan))]
+            for name, phase in phases.items()
+        }
+        unlearning = [0] if method in ("quickdrop", "sga") else [0, 1, 2] if method == "fump" else [1, 2]
+        assert taking_part["unlearn"] == unlearning
+        assert taking_part.get("recover", [1, 2]) == [1, 2]

@@ -148,9 +148,7 @@ def test_a_damaged_state_is_refused_with_the_way_out(tmp_path):
     (state,) = states(tmp_path)
     whole = (state / "params.npz").read_bytes()
     (state / "params.npz").write_bytes(whole[:100])
-    with pytest.raises(
-        BadInput, match=r"params\.npz.*cannot be read.*delete the folder under \.trained"
-    ):
+    with pytest.raises(BadInput, match=r"params\.npz.*cannot be read.*delete the folder under \.trained"):
         run(tmp_path, methods=["quickdrop"])
     (state / "params.npz").write_bytes(whole)
     client = state / "clients" / "3.npz"
