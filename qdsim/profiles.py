@@ -37,6 +37,7 @@ def laptop(job: Job) -> dict[str, Any]:
         "relearn.steps": 10,
         "relearn.lr": 0.1,
         "synthetic.finetune": min(job.synthetic.finetune, 10),
+        "federaser.interval": 1,  # every other of so few rounds leaves the replay half-way: R-Set 92 % on MNIST, not 95
         "sweep": _shorter(job, LAPTOP_SWEEPS),
         **_packing(job),
     }
