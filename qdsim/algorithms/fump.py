@@ -165,7 +165,7 @@ def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
     settings = hyper.fump
     everything = View("real", without=branch.earlier)
     stage = replace(hyper.train, rounds=1, participation=1.0, stop="rounds")
-    (target,) = branch.forget.classes or {0}
+    (target,) = branch.forget.classes
     recover = fedavg.recover(hyper, branch, settings.recover_rounds)
     return [
         replace(
