@@ -3,6 +3,7 @@
 import numpy as np
 
 from qdsim import membership, seeds
+from qdsim.evaluation import FEATURES
 from qdsim.federation import Executor
 from qdsim.forgetting import View
 from qdsim.membership import Seen
@@ -41,7 +42,7 @@ def attack(name: str, task: Task, test_labels: np.ndarray, params: Params, execu
         members=of_clients(inside, sizes.members),
         others=of_test(outside, sizes.others),
         forget=of_clients(forget, sizes.forget),
-        forget_others=of_test(of_class, sizes.forget_others) if sizes.forget_others else np.empty((0, 3)),
+        forget_others=of_test(of_class, sizes.forget_others) if sizes.forget_others else np.empty((0, len(FEATURES))),
     )
     return membership.run(name, seen)
 

@@ -40,8 +40,8 @@ class Counts:
         return Counts(np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64))
 
 
-FEATURES = ("loss", "confidence", "entropy")
-"""What membership inference sees of a sample: its loss, p_y, and the entropy of the softmax."""
+FEATURES = ("loss", "entropy")
+"""What membership inference sees of a sample: its loss -log p_y, and the entropy of the softmax."""
 
 
 @torch.no_grad()
@@ -71,13 +71,13 @@ def count_correct(
 def features(
     compute: Compute, params: Params, pool: np.ndarray, pixels: Pixels, rows: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """Return :data:`FEATURES` of ``pool[rows]``, float64 (n, 3)."""
+    """Return :data:`FEATURES` of ``pool[rows]``, float64 (n, 2)."""
     found = np.empty((len(rows), len(FEATURES)))
     for piece, logits in _logits(compute, params, pool, pixels, rows):
         log_p = torch.log_softmax(logits.to(torch.float64), dim=1).cpu()
         of_label = log_p.gather(1, torch.from_numpy(labels[piece])[:, None])[:, 0]
         entropy = -(log_p.exp() * log_p).sum(1)
-        found[piece] = torch.stack([-of_label, of_label.exp(), entropy], dim=1).numpy()
+        found[piece] = torch.stack([-of_label, entropy], dim=1).numpy()
     return found
 
 

@@ -76,11 +76,11 @@ def test_a_model_that_has_learnt_by_heart_gives_its_samples_away(name):
 
 
 def test_features_by_hand():
-    """All weights zero: every class has 1/10, so the loss and the entropy are ln 10 and the label's p is 0.1."""
+    """All weights zero: every class has 1/10, so the loss and the entropy are ln 10."""
     _, _, compute, train, _ = federation(40)
     theta = {n: torch.zeros_like(t) for n, t in compute.model.init(torch.Generator().manual_seed(0)).items()}
     found = features(compute, theta, train[0], PIXELS, np.arange(5), train[1][:5])
-    assert found == pytest.approx(np.tile([math.log(10), 0.1, math.log(10)], (5, 1)))
+    assert found == pytest.approx(np.tile([math.log(10), math.log(10)], (5, 1)))
 
 
 def test_how_many_samples_are_drawn():
@@ -92,9 +92,9 @@ def test_how_many_samples_are_drawn():
 
 
 def of_losses(*losses):
-    """Return features of samples with these losses; confidence and entropy follow them."""
+    """Return features of samples with these losses; the entropy follows them."""
     loss = np.array(losses, dtype=float)
-    return np.stack([loss, np.exp(-loss), loss], axis=1)
+    return np.stack([loss, loss], axis=1)
 
 
 def test_rates_by_hand():
@@ -111,16 +111,31 @@ def test_rates_by_hand():
         assert (retain["member_rate"], retain["auc"], retain["tpr_at_1pct_fpr"]) == (1.0, 1.0, 1.0)
 
 
+def test_the_threshold_by_hand():
+    """Members 1, 2, 3, 10 and others 4, 5, 6, 7: up to 3 lie three of four members and no other."""
+    assert membership.learn_threshold(np.array([1.0, 2, 3, 10]), np.array([4.0, 5, 6, 7])) == 3
+
+
+def test_where_there_is_nothing_to_find_a_lost_sample_is_still_no_member():
+    """Members have the higher losses, so every threshold is worse than none: one within the middle 90 % is taken."""
+    rng = np.random.default_rng(0)
+    inside, outside = of_losses(*rng.uniform(1, 2, 400)), of_losses(*rng.uniform(0, 1, 400))
+    seen = Seen(inside, outside, of_losses(*[9.0] * 10), of_losses(*[9.0] * 10))
+    forget, retain = membership.run("balanced", seen)
+    assert forget["member_rate"] == 0
+    assert retain["auc"] == 0
+
+
 def test_at_client_level_the_other_test_samples_stand_for_non_members():
     """No test sample belongs to a client."""
-    seen = Seen(of_losses(*[0.1] * 40), of_losses(*[2.0] * 40), of_losses(*[2.0] * 10), np.empty((0, 3)))
+    seen = Seen(of_losses(*[0.1] * 40), of_losses(*[2.0] * 40), of_losses(*[2.0] * 10), np.empty((0, 2)))
     assert membership.run("balanced", seen)[0]["auc"] == 0.5
 
 
 def test_the_label_matters_to_the_balanced_attack_alone():
     """Sure and wrong: entropy takes it for a member, the loss does not."""
     inside, outside = of_losses(*[0.1] * 40), of_losses(*[2.0] * 40)
-    wrong = np.tile([6.0, math.exp(-6.0), 0.1], (10, 1))
+    wrong = np.tile([6.0, 0.1], (10, 1))
     seen = Seen(inside, outside, wrong, of_losses(*[2.0] * 10))
     assert membership.run("balanced", seen)[0]["member_rate"] == 0.0
     assert membership.run("literal", seen)[0]["member_rate"] == 1.0
