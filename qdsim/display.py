@@ -79,7 +79,8 @@ class Display:
         if event.note:
             self._line(now_s, f"note: {event.note}")
         if event.finished:
-            self._marks = []  # what was passed over tells nothing of the speed
+            if event.row is None:
+                self._marks = []  # what was passed over tells nothing of the speed
             self._finish(event, now_s)
         elif event.row is not None:
             self._score = f"{_scores(event.row)}, {event.row['wall_s']:.1f} s"

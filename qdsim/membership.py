@@ -11,10 +11,9 @@ they have, and asked about the samples that it learnt from. Where there are more
 nearly always the best guess, so it says little; entropy also takes an answer that is surely wrong for a member's.
 ``balanced``, the default, knows the label and which way membership shows (Yeom et al., CSF 2018): a sample whose loss
 is below a threshold is a member. It takes as many members as others, learns the threshold (Youden's, within the middle
-90 % of losses) on one half and is judged on the other. A classifier that may choose the direction is no better where
-there is something to find, and where there is not its direction is chance: with nothing to find (AUC 0.49 to 0.51 on
-R-Set, MNIST) logistic regression on loss, confidence and entropy called all of a forgotten class members, of the
-retrained model too.
+90 % of losses) on one half and is judged on the other. A classifier that chooses the direction itself chooses by chance
+where there is nothing to find: on MNIST (AUC 0.50 to 0.51 on R-Set) logistic regression on loss, confidence and entropy
+called all of a forgotten class members, of the retrained model too.
 
 ``auc`` and ``tpr_at_1pct_fpr`` compare a subset's members with non-members of its own kind: for a forgotten class the
 test samples of that class, otherwise the test samples that the attack has not learnt from (``literal``: those that it

@@ -18,7 +18,7 @@ from qdsim.forgetting import Branch, View
 from qdsim.hyper import Hyper, Stage
 from qdsim.params import Params
 from qdsim.phases import Assignment, Phase, Updates
-from qdsim.stopping import RECOVERED, RELEARNT, Rule
+from qdsim.stopping import FORGOT, RECOVERED, RELEARNT, Rule
 
 
 def select(sizes: np.ndarray, names: Assignment, *, participation: float) -> list[int]:
@@ -47,6 +47,11 @@ def phase(name: str, stage: Stage, view: View, rule: Rule | None = None) -> Phas
         server_step=server_step,
         rule=rule,
     )
+
+
+def forgot(branch: Branch) -> Rule | None:
+    """Return the rule that ends ascent: none at client level, where only retraining tells what F-Set should be."""
+    return None if branch.forget.clients else FORGOT
 
 
 def recover(hyper: Hyper, branch: Branch, rounds: int) -> Phase:

@@ -29,7 +29,7 @@ from qdsim.history import History
 from qdsim.hyper import Distillation, Hyper, Stage
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
-from qdsim.stopping import FORGOT, RECOVERED, RELEARNT, TRAINED, Rule
+from qdsim.stopping import RECOVERED, RELEARNT, TRAINED
 
 TITLE = "QuickDrop"
 SUPPORTS = {"class": True, "client": True, "relearn": True}
@@ -123,15 +123,10 @@ def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
     ascend = partial(local_sgd.run, stage=hyper.unlearn, view=forget, ascend=True, max_loss=hyper.max_loss)
     mixed = View("synthetic", without=branch.earlier)
     return [
-        replace(fedavg.phase("unlearn", hyper.unlearn, forget, forgot(branch)), client_step=ascend),
+        replace(fedavg.phase("unlearn", hyper.unlearn, forget, fedavg.forgot(branch)), client_step=ascend),
         fedavg.phase("recover", hyper.recover, retain, RECOVERED),
         fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn_mixed else forget, RELEARNT),
     ]
-
-
-def forgot(branch: Branch) -> Rule | None:
-    """Return the rule that ends ascent: none at client level, where only retraining tells what F-Set should be."""
-    return None if branch.forget.clients else FORGOT
 
 
 def _keep(params: Params, updates: Updates, names: Assignment) -> Params:

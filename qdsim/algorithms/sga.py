@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.algorithms.quickdrop import forgot
 from qdsim.clients import ClientState
 from qdsim.forgetting import Branch, View
 from qdsim.history import History
@@ -56,7 +55,7 @@ def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
         "bounded": partial(local_sgd.run, stage=stage, view=forget, objective=bounded_loss),
     }
     return [
-        replace(fedavg.phase("unlearn", stage, forget, forgot(branch)), client_step=steps[hyper.sga.mode]),
+        replace(fedavg.phase("unlearn", stage, forget, fedavg.forgot(branch)), client_step=steps[hyper.sga.mode]),
         fedavg.recover(hyper, branch, hyper.sga.recover_rounds),
         fedavg.relearn(hyper, branch),
     ]
