@@ -108,3 +108,10 @@ def normalize(batch: Tensor, pixels: Pixels, dtype: torch.dtype) -> Tensor:
     mean = torch.tensor(pixels.mean, dtype=dtype, device=batch.device)[:, None, None]
     std = torch.tensor(pixels.std, dtype=dtype, device=batch.device)[:, None, None]
     return (batch.to(dtype) / 255 - mean) / std
+
+
+def to_bytes(images: Tensor, pixels: Pixels) -> np.ndarray:
+    """Undo :func:`normalize`; what learning has driven out of range is clipped."""
+    mean = torch.tensor(pixels.mean, dtype=images.dtype)[:, None, None]
+    std = torch.tensor(pixels.std, dtype=images.dtype)[:, None, None]
+    return ((images.cpu() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -141,7 +141,7 @@ class Job(Section):
     def hyper(self, num_classes: int) -> Hyper:
         """Return the plain values that the algorithms see."""
         max_loss = self.unlearn.max_loss
-        synthetic = self.synthetic.model_dump()
+        synthetic = self.synthetic.model_dump(exclude={"gallery"})
         return Hyper(
             train=self.train.stage(),
             unlearn=self.unlearn.stage(),

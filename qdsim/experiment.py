@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qdsim import arrays, attacks, results, rows, seeds
+from qdsim import arrays, attacks, gallery, results, rows, seeds
 from qdsim import params as P
 from qdsim.algorithms import METHODS
 from qdsim.errors import BadInput
@@ -144,7 +144,17 @@ class Experiment:
             if not self._store.save(state, trained, self._executor, len(shards)):
                 unseen = "the trained state is not stored, since not all nodes see --out: nothing can reuse it"
                 self._emit(replace(place.progress(phase.name, 0, self._share()), note=unseen))
+        if cell.distils and cell.job.synthetic.gallery:
+            self._show(place, phases[-1])
         return trained
+
+    def _show(self, place: Place, last: Phase) -> None:
+        """Write the few synthetic images that the user asked to see."""
+        hyper, split = place.cell.hyper.synthetic, place.seed_plan.partition
+        picks = gallery.picks(split.synthetic_counts(hyper.scale), place.cell.job.synthetic.gallery)
+        shown = self._executor.gallery(picks, hyper.init)
+        named = {**place.keys(last.name), "round": last.stage.rounds}
+        self._writer.append("images", rows.part(named), [{**named, **row} for row in gallery.rows(picks, shown)])
 
     def _check_training(self, name: str, described: dict[str, Any]) -> None:
         """Refuse to resume with a training of other bits: what was served before started from another model."""

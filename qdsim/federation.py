@@ -14,7 +14,7 @@ from qdsim.errors import ClientFailed
 from qdsim.evaluation import BATCH, Counts
 from qdsim.forgetting import Branch
 from qdsim.history import History
-from qdsim.hosts import ClientHost, Shard
+from qdsim.hosts import ClientHost, Pick, Shard, Shown
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Params
@@ -26,6 +26,9 @@ class Executor(Protocol):
 
     wait_s: float
     """How long the last ``map`` waited for clients."""
+
+    busy_s: float
+    """The least time that its steps could take on the actors and slots there are; the rest of the wait is moving."""
 
     device: str
     """``cpu`` or ``cuda``: their bits differ."""
@@ -64,6 +67,9 @@ class Executor(Protocol):
     def load_clients(self, folder: str, fix: str) -> None:
         """Have every owner read its clients' synthetic sets from there; ``fix`` is said of a damaged file."""
 
+    def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
+        """Return synthetic images with the real ones they began as, in the order of ``picks``."""
+
     def storage_bytes(self) -> int:
         """Return what all clients store for unlearning."""
 
@@ -73,7 +79,7 @@ class InlineExecutor:
 
     def __init__(self, host: ClientHost):
         self._host = host
-        self.wait_s = 0.0
+        self.wait_s = self.busy_s = 0.0
         self.device = "cpu"
 
     def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
@@ -89,7 +95,7 @@ class InlineExecutor:
         on_done: Callable[[int], None],
     ) -> Iterator[ClientUpdate]:
         """Run the steps in order."""
-        self.wait_s = 0.0
+        self.wait_s = self.busy_s = 0.0
         for done, client_id in enumerate(client_ids, start=1):
             began_s = time.perf_counter()
             try:
@@ -98,6 +104,7 @@ class InlineExecutor:
                 cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 raise ClientFailed(client_id, names.phase, names.round_number, "this machine", cause) from error
             self.wait_s += time.perf_counter() - began_s
+            self.busy_s += update.step_s
             on_done(done)
             yield update
 
@@ -129,6 +136,10 @@ class InlineExecutor:
         """Read the synthetic sets."""
         self._host.load_clients(folder, fix)
 
+    def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
+        """Return the images."""
+        return self._host.gallery(picks, init)
+
     def storage_bytes(self) -> int:
         """Return what all clients store."""
         return self._host.storage_bytes()
@@ -146,6 +157,7 @@ class RoundResult:
     bytes_down: int
     wall_s: float
     wait_s: float
+    busy_s: float
     aggregation_s: float
 
 
@@ -169,7 +181,7 @@ def run_rounds(
         ids = phase.select(sizes, names)
         kept: list[ClientUpdate] = []
         report = partial(on_client, round_number, len(ids))
-        executor.wait_s = 0.0  # a round without participants asks nobody, and so resets nothing
+        executor.wait_s = executor.busy_s = 0.0  # a round without participants asks nobody, and so resets nothing
         updates = executor.map(phase.client_step, params, ids, names, report)
         before_s = time.perf_counter()
         params = phase.server_step(params, _dropping_deltas(updates, kept, names, history), names)
@@ -182,6 +194,7 @@ def run_rounds(
             bytes_down=len(ids) * P.size_bytes(params),
             wall_s=time.perf_counter() - started_s,
             wait_s=executor.wait_s,
+            busy_s=executor.busy_s,
             aggregation_s=max(0.0, step_s - executor.wait_s),
         )
 

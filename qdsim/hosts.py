@@ -1,6 +1,7 @@
 """A host owns clients: their states live here and nowhere else. An actor holds one; so does ``inline``."""
 
 import resource
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from qdsim import arrays, evaluation, seeds
 from qdsim.algorithms import distillation
-from qdsim.clients import ClientState, SyntheticSet
+from qdsim.clients import ClientState, SyntheticSet, to_bytes
 from qdsim.clocks import Stopwatch
 from qdsim.data import Pixels
 from qdsim.evaluation import Counts
@@ -28,6 +29,12 @@ class Images:
     test: np.ndarray
     test_labels: np.ndarray
     pixels: Pixels
+
+
+Pick = tuple[int, int, int]
+"""Client, class, and which of the class's synthetic images."""
+Shown = tuple[np.ndarray, np.ndarray | None]
+"""A synthetic image and the real one it began as, uint8 (c, h, w); none where it began as noise."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,12 @@ class ClientHost:
         cuda = self._compute.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self._compute.device)
+        began_s = time.perf_counter()
         watch = Stopwatch(self._compute.device)
         with watch:
             state, update = client_step(self._clients[client_id], params, names=names, compute=self._compute)
         self._clients[client_id] = state
-        update.compute_s = watch.seconds
+        update.compute_s, update.step_s = watch.seconds, time.perf_counter() - began_s
         update.node_id, update.gpu_id = self._node_id, self._gpu_id
         # Linux reports the process's peak in KiB; on a GPU the allocator's peak is the figure of interest
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -144,6 +152,18 @@ class ClientHost:
             if client.synthetic is not None:
                 stored = SyntheticSet.from_arrays(arrays.read(Path(folder) / f"{client_id}.npz", fix))
                 self._clients[client_id] = replace(client, synthetic=stored)
+
+    def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
+        """Return synthetic images as bytes, each with the real sample it began as, for the user who asked for them."""
+        shown: list[Shown] = []
+        for client_id, label, k in picks:
+            client = self._clients[client_id]
+            assert client.synthetic is not None
+            row = np.flatnonzero(client.synthetic.labels == label)[k]
+            synthetic = to_bytes(client.synthetic.images[row : row + 1], client.pixels)[0]
+            real = client.pool[client.indices[client.synthetic.origin[row]]] if init == "real" else None
+            shown.append((synthetic, real))
+        return shown
 
     def storage_bytes(self) -> int:
         """Return what the clients store for unlearning beside their data."""

@@ -73,6 +73,8 @@ class ClientUpdate:
     samples: int
     """Samples that went into those gradients."""
     bytes_up: int = 0
+    step_s: float = 0.0
+    """Wall-clock time of the step where it ran."""
     matching_s: float = 0.0
     compute_s: float = 0.0
     peak_memory_bytes: int = 0

@@ -37,6 +37,8 @@ def laptop(job: Job) -> dict[str, Any]:
         "relearn.steps": 10,
         "relearn.lr": 0.1,
         "synthetic.finetune": min(job.synthetic.finetune, 10),
+        "fump.recover_rounds": 2
+        * job.fump.recover_rounds,  # of 20 steps each: the paper's have 50, and forgetting is slow
         "federaser.interval": 1,  # every other of so few rounds leaves the replay half-way: R-Set 92 % on MNIST, not 95
         "sweep": _shorter(job, LAPTOP_SWEEPS),
         **_packing(job),

@@ -7,7 +7,7 @@ from qdsim import params as P
 from qdsim.data import Pixels
 from qdsim.evaluation import Counts
 from qdsim.forgetting import Branch
-from qdsim.hosts import ClientHost, Images, Shard, device_of, use_threads
+from qdsim.hosts import ClientHost, Images, Pick, Shard, Shown, device_of, use_threads
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Arrays
@@ -80,6 +80,10 @@ class ClientActor:
     def load_clients(self, folder: str, fix: str) -> None:
         """Read the clients' synthetic sets."""
         self._host.load_clients(folder, fix)
+
+    def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
+        """Return the images that the user asked for."""
+        return self._host.gallery(picks, init)
 
     def storage_bytes(self) -> int:
         """Return what the clients store."""

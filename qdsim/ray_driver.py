@@ -21,7 +21,7 @@ from qdsim.evaluation import Counts
 from qdsim.experiment import Experiment, Progress
 from qdsim.federation import pieces
 from qdsim.forgetting import Branch
-from qdsim.hosts import Images, Shard, use_threads
+from qdsim.hosts import Images, Pick, Shard, Shown, use_threads
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Params
@@ -44,7 +44,7 @@ class RayExecutor:
 
     def __init__(self, plan: Plan, images: list[Any], pixels: Pixels):
         wanted = plan.job.cluster
-        self.wait_s = 0.0
+        self.wait_s = self.busy_s = 0.0
         self._layout = ray_cluster.lay_out(plan.max_clients, wanted, ray_cluster.nodes())
         self._actor_of = {c: a for a, group in enumerate(self._layout.clients) for c in group}
         self._sizes = np.zeros(plan.max_clients, dtype=np.int64)
@@ -162,8 +162,9 @@ class RayExecutor:
         on_done: Callable[[int], None],
     ) -> Iterator[ClientUpdate]:
         """Start the largest clients first; yield in the order of ``client_ids``, early ones wait as refs."""
-        self.wait_s = 0.0
+        self.wait_s = self.busy_s = 0.0
         ref = self._put(params)
+        busy = [0.0] * len(self._actors)
         started = sorted(client_ids, key=lambda i: -self._sizes[i])
         calls: list[Call] = [(self._actor_of[i], "step", (ref, client_step, i, names)) for i in started]
         early: dict[int, Any] = {}
@@ -173,7 +174,16 @@ class RayExecutor:
             on_done(done)
             while due and due[0] in early:
                 client_id = due.popleft()
-                yield self._fetch(early.pop(client_id), client_id, names)
+                update = self._fetch(early.pop(client_id), client_id, names)
+                busy[self._actor_of[client_id]] += update.step_s
+                self.busy_s = self._least_time(busy)
+                yield update
+
+    def _least_time(self, busy: list[float]) -> float:
+        """Return the longest that an actor, or a node's slots together, were busy."""
+        on_cpu = [(self._nodes[a], s) for a, s in enumerate(busy) if not self._on_gpu[a]]
+        shared = [sum(s for n, s in on_cpu if n == node) / slots for node, slots in self._slots.items()]
+        return max([*busy, *shared])
 
     def _fetch(self, refs: Any, client_id: int, names: Assignment) -> ClientUpdate:
         try:
@@ -229,6 +239,12 @@ class RayExecutor:
     def load_clients(self, folder: str, fix: str) -> None:
         """Have each actor read its own."""
         self._gather([(actor, "load_clients", (folder, fix)) for actor in range(len(self._actors))])
+
+    def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
+        """Ask the owners."""
+        owners = [self._actor_of[client_id] for client_id, _, _ in picks]
+        calls: list[Call] = [(a, "gallery", ([pick], init)) for a, pick in zip(owners, picks, strict=True)]
+        return [shown for (shown,) in self._gather(calls)]
 
     def storage_bytes(self) -> int:
         """Return what all clients store."""

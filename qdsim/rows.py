@@ -11,7 +11,7 @@ from qdsim.plan import Cell, SeedPlan
 SHARED = "shared"
 """The method's name in rows of training."""
 CONVERGED_WITHIN = 0.01
-SUMMED = ("wall_s", "client_compute_s", "critical_path_s", "evaluation_s", "aggregation_s", "wait_s")
+SUMMED = ("wall_s", "client_compute_s", "critical_path_s", "evaluation_s", "aggregation_s", "wait_s", "busy_s")
 COUNTED = ("samples", "gradients", "bytes_up", "bytes_down", "participants_expected", "participants_received")
 CLIENT_COLUMNS = (
     "client_id",
@@ -19,6 +19,7 @@ CLIENT_COLUMNS = (
     "loss",
     "compute_s",
     "matching_s",
+    "step_s",
     "node_id",
     "gpu_id",
     "peak_memory_bytes",
@@ -63,6 +64,7 @@ def costs(result: RoundResult) -> Row:
         "critical_path_s": max((u.compute_s for u in updates), default=0.0),
         "aggregation_s": result.aggregation_s,
         "wait_s": result.wait_s,
+        "busy_s": result.busy_s,
         "samples": sum(u.samples for u in updates),
         "gradients": sum(u.gradients for u in updates),
         "bytes_up": sum(u.bytes_up for u in updates),

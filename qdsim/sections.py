@@ -137,6 +137,8 @@ class SyntheticSection(Section):
     """False keeps the synthetic samples in training as they began."""
     finetune: NotNegative = 0
     """F."""
+    gallery: NotNegative = 0
+    """Images per class that leave their clients for the table ``images``, to be looked at; 0: none do."""
 
 
 class SgaSection(Section):

@@ -76,7 +76,15 @@ def membership_table(run_dir: Path) -> pd.DataFrame:
 def _read_named(run_dir: Path, table: str) -> pd.DataFrame:
     """Read a table with random targets under one name, ``client:random``: each seed has drawn its own."""
     found = read_table(run_dir, table)
-    manifest = read_manifest(run_dir)
+    names = asked_names(read_manifest(run_dir))
+    if names:
+        rows = zip(found["cell"], found["seed"], found["request"], strict=True)
+        found["request"] = [names.get(row, row[2]) for row in rows]
+    return found
+
+
+def asked_names(manifest: Mapping[str, Any]) -> dict[tuple[str, int, str], str]:
+    """Map cell, seed and request to the request as the job has it, where the target was drawn: ``client:random``."""
     names: dict[tuple[str, int, str], str] = {}
     for cell in manifest.get("cells") or []:
         for seed, labels in (cell.get("requests") or {}).items():
@@ -88,10 +96,7 @@ def _read_named(run_dir: Path, table: str) -> pd.DataFrame:
                     elif len(labels) > 1:
                         name = f"{name} ({i + 1})"
                     names[cell["cell"], int(seed), label] = name
-    if names:
-        rows = zip(found["cell"], found["seed"], found["request"], strict=True)
-        found["request"] = [names.get(row, row[2]) for row in rows]
-    return found
+    return names
 
 
 def _before(stages: pd.DataFrame, served: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,7 @@ means; they are stored in the Parquet schema as well.
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _KEYS = [
     ("run_id", pa.string(), "the run directory's name"),
@@ -24,6 +24,11 @@ _CLOCKS = [
     ("evaluation_s", pa.float64(), "time spent on accuracies, outside wall_s"),
     ("aggregation_s", pa.float64(), "time in the server step without waiting for clients"),
     ("wait_s", pa.float64(), "time the driver waited for clients"),
+    (
+        "busy_s",
+        pa.float64(),
+        "the least of it that the steps take on the actors and slots there are; the rest is moving",
+    ),
     (
         "samples",
         pa.int64(),
@@ -83,6 +88,7 @@ COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
         ("loss", pa.float64(), "mean over the step's mini-batches"),
         ("compute_s", pa.float64(), "CPU time of the process, on a GPU device time"),
         ("matching_s", pa.float64(), "the part of it spent on synthetic gradients and the update of pixels"),
+        ("step_s", pa.float64(), "wall-clock time of the step where it ran"),
         ("node_id", pa.string(), "Ray node"),
         ("gpu_id", pa.string(), "GPU that the actor is pinned to, empty without one"),
         ("peak_memory_bytes", pa.int64(), "of the process; on a GPU of its allocator"),
@@ -107,8 +113,16 @@ COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
             "share of the subset found when 1 % of the non-members are taken for members",
         ),
     ],
+    "images": [
+        *_KEYS,
+        ("client_id", pa.int64(), ""),
+        ("class", pa.int64(), ""),
+        ("synthetic", pa.binary(), "PNG of an image of the client's synthetic set"),
+        ("real", pa.binary(), "PNG of the real sample it began as; null where it began as noise"),
+    ],
 }
-"""``membership`` is empty unless a job asks for an attack; its model has forgotten and not relearnt."""
+"""``membership`` is empty unless a job asks for an attack; its model has forgotten and not relearnt.
+``images`` is empty unless ``synthetic.gallery`` asks for it."""
 
 
 def schema(table: str, run_id: str) -> pa.Schema:

@@ -43,6 +43,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "membership": ({"qdsim.evaluation"}, {"numpy", "sklearn"}),
     "attacks": (ALL, {"numpy"}),
+    "gallery": ({"qdsim.hosts"}, {"numpy", "PIL"}),
     "rows": (ALL, {"numpy"}),
     "trained": (ALL, {"numpy", "pyarrow"}),
     "ray_cluster": ({"qdsim.sections", "qdsim.errors"}, {"ray"}),
@@ -82,6 +83,18 @@ def test_modules_import_only_what_they_may(path):
             assert allowed or name == "qdsim.__version__", f"{path.name} may not import {name}"
         else:
             assert top in third_party or top in sys.stdlib_module_names, f"{path.name} may not import {name}"
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "analysis").glob("*.py")), ids=lambda p: p.stem)
+def test_analysis_reads_tables_and_manifests_alone(path):
+    """Of qdsim only what reads runs; pandas and matplotlib, and in the command its printers."""
+    own = {"analysis", "qdsim.errors", "qdsim.results", "qdsim.summary", "qdsim.tables"}
+    third_party = {"pandas", "numpy", "pyarrow", "matplotlib"}
+    third_party |= {"__main__": {"typer", "rich"}, "page": {"jinja2"}}.get(path.stem, set())
+    for name in imports_of(path):
+        top = name.split(".")[0]
+        allowed = top == "analysis" or name in own or top in third_party or top in sys.stdlib_module_names
+        assert allowed, f"{path.name} may not import {name}"
 
 
 @pytest.mark.parametrize(("module", "unwanted"), [("qdsim.hosts", {"ray"}), ("qdsim.ray_clients", set())])

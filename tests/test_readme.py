@@ -20,7 +20,7 @@ def test_the_test_command_is_the_one_that_ci_runs():
 
 def test_every_job_and_file_that_the_readme_names_exists():
     """Jobs, modules and folders."""
-    for path in set(re.findall(r"(?:jobs|cluster|qdsim)/[\w/]+\.(?:toml|py|md)", README)):
+    for path in set(re.findall(r"(?:jobs|cluster|qdsim|analysis)/[\w/]+\.(?:toml|py|md)", README)):
         assert (PROJECT / path).exists(), path
 
 
@@ -57,4 +57,5 @@ def test_running_needs_no_extra():
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     plain = {re.split(r"[\[>]", d)[0] for d in project["dependencies"]}
     assert plain >= {"ray", "torch", "torchvision", "pandas", "pyarrow", "pydantic", "rich", "typer", "scikit-learn"}
+    assert plain >= {"matplotlib", "jinja2"}
     assert set(project["optional-dependencies"]) == {"test", "dev"}

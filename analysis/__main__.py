@@ -1,0 +1,67 @@
+"""``python -m analysis report RUNS... --out DIR``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from analysis import pack as packing
+from analysis import page
+from analysis import report as reports
+from analysis.load import load
+from qdsim.errors import BadInput
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@app.callback()
+def main() -> None:
+    """Turn the Parquet tables of runs into the paper's tables and figures."""
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Where to write; files of the same name are replaced.")] = Path("report"),
+) -> None:
+    """Make every table and figure that the runs cover, and one HTML page; works while a run is going on."""
+    results = load(runs)
+    for problem in results.problems:
+        errors.print(problem, markup=False)
+    if results.runs.empty:
+        errors.print("nothing to report: no run could be read", markup=False)
+        raise typer.Exit(2)
+    planned = reports.plan(results)
+    try:
+        with errors.status("", spinner="dots") as status:
+            reports.write(planned, out, lambda title: status.update(title))
+        (out / "index.html").write_text(page.render(planned, results), encoding="utf-8")
+    except OSError as error:
+        errors.print(f"--out = {out}: cannot be written to: {error.strerror}", markup=False)
+        raise typer.Exit(2) from None
+    tables, figures = reports.count(planned.sections)
+    console.print(f"{tables} tables and {figures} figures from {len(results.runs)} runs", markup=False)
+    for title, fix in planned.missing:
+        console.print(f"not made: {title}; it needs {fix}", markup=False)
+    console.print(f"{out / 'index.html'}", markup=False)
+
+
+@app.command()
+def pack(
+    runs: Annotated[list[Path], typer.Argument(help="Finished run directories.")],
+    out: Annotated[Path, typer.Option(help="Where to write them.")],
+) -> None:
+    """Write runs as one Parquet file a table, without host names and paths: to be shared or kept."""
+    for run in runs:
+        try:
+            console.print(str(packing.pack(run, out)), markup=False)
+        except BadInput as error:
+            errors.print(str(error), markup=False)
+            raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,46 @@
+"""Synthetic images beside the real ones that they began as (table ``images``, see ``synthetic.gallery``)."""
+
+import io
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib import figure as mpl_figure
+from matplotlib.image import imread
+
+from analysis import style
+from analysis.load import Results
+from analysis.outputs import Figure
+
+
+def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Figure]:
+    """Make the gallery of the first cell and seed, where the job asked for one."""
+    images = results.images[results.images["run_id"].isin(runs)]
+    if images.empty:
+        return []
+    first = images.iloc[0]
+    images = images[(images["cell"] == first["cell"]) & (images["seed"] == first["seed"])]
+    return [Figure(stem, title, partial(_draw, images), [f"seed {first['seed']}", *notes])]
+
+
+def _draw(images: pd.DataFrame) -> mpl_figure.Figure:
+    classes = sorted(set(images["class"]))
+    most = int(images.groupby("class").size().max())
+    drawn, axes = style.figure(1.0 + 0.55 * len(classes), 0.5 + 1.15 * most, 2 * most, len(classes))
+    for column, c in enumerate(classes):
+        own = images[images["class"] == c].reset_index(drop=True)
+        for k in range(most):
+            for row, kind in enumerate(("real", "synthetic")):
+                axis = axes[(2 * k + row) * len(classes) + column]
+                axis.set_axis_off()
+                if k < len(own) and own[kind][k] is not None:
+                    axis.imshow(_decode(own[kind][k]), cmap="gray", vmin=0, vmax=1)
+                if k == 0 and row == 0:
+                    axis.set_title(str(c))
+                if column == 0:
+                    axis.text(-0.15, 0.5, kind, transform=axis.transAxes, ha="right", va="center", fontsize=7)
+    return drawn
+
+
+def _decode(png: bytes) -> np.ndarray:
+    return np.asarray(imread(io.BytesIO(png), format="png"))

@@ -1,0 +1,67 @@
+"""Learning curves: training by rounds, then each method's R-Set and F-Set accuracy against what it has cost."""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib import figure as mpl_figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis import style
+from analysis.load import Results
+from analysis.outputs import Figure
+
+AFTER = ("unlearn", "recover", "relearn")
+
+
+def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Figure]:
+    """Make the figure of these runs, finished or not."""
+    rounds = results.rounds[results.rounds["run_id"].isin(runs)]
+    if rounds.empty:
+        return []
+    said = ["each seed a line; where several requests were served, the first", *notes]
+    return [Figure(stem, title, partial(_draw, rounds), said)]
+
+
+def _draw(rounds: pd.DataFrame) -> mpl_figure.Figure:
+    drawn, (left, middle, right) = style.figure(style.TEXT_WIDTH + 2, 2.7, 1, 3)
+    train = rounds[rounds["phase"] == "train"]
+    cells = list(dict.fromkeys(train["cell"]))
+    for (cell, _), own in train.groupby(["cell", "seed"], observed=True):
+        shade = 0.35 + 0.65 * (cells.index(cell) + 1) / len(cells)
+        own = own.sort_values("round")
+        left.plot(own["round"], own["test_accuracy"], color=style.METHOD_COLORS["shared"], alpha=shade, lw=1)
+    left.set_title("training")
+    left.set_xlabel("round")
+    left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    style.percent_axis(left, "test accuracy")
+    served = rounds[rounds["phase"].isin(AFTER) & (rounds["method"] != "shared")]
+    # one cell and one request: more lines than that cannot be told apart
+    served = served[served["cell"] == served["cell"].iloc[0]] if len(served) else served
+    served = served[served["asked"] == served["asked"].iloc[0]] if len(served) else served
+    for axis, score, label in (
+        (middle, "retain_accuracy", "R-Set accuracy"),
+        (right, "forget_accuracy", "F-Set accuracy"),
+    ):
+        for method in style.method_order(served["method"]):
+            for i, (_, own) in enumerate(served[served["method"] == method].groupby("seed")):
+                order = own["phase"].map({phase: k for k, phase in enumerate(AFTER)}).astype(int)
+                own = own.assign(order=order).sort_values(["order", "round"])
+                name = style.method(method) if i == 0 else None
+                cost = own["client_compute_s"].cumsum()
+                marker = style.METHOD_MARKERS.get(method, "o")
+                axis.plot(
+                    cost,
+                    own[score],
+                    color=style.METHOD_COLORS.get(method),
+                    marker=marker,
+                    ms=3,
+                    lw=1,
+                    label=name,
+                    alpha=0.9,
+                )
+        if len(served):
+            style.log_axis(axis, "x", "client compute since the request (s)")
+        axis.set_title("unlearn, recover, relearn")
+        style.percent_axis(axis, label)
+    style.legend(drawn, [middle])
+    return drawn

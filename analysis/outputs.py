@@ -1,0 +1,205 @@
+"""A table or a figure of the report, and how it is written: CSV, LaTeX, Markdown and HTML; PNG and PDF."""
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib import figure as mpl_figure
+
+from analysis import style
+
+MISSING = "—"
+
+
+class Missing(Exception):
+    """A table or figure that the runs at hand do not cover; its text says what would."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: where its figure is found, and how it is written."""
+
+    key: str
+    label: str
+    group: str = ""
+    kind: str = "percent"
+    """percent, count, seconds, times, bytes, number or text."""
+
+    @property
+    def head(self) -> str:
+        """The label with its unit."""
+        unit = {"percent": "%", "seconds": "s"}.get(self.kind)
+        return f"{self.label} ({unit})" if unit else self.label
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures by row and column, each with mean, sd, n, the paper's value and the difference."""
+
+    stem: str
+    title: str
+    columns: Sequence[Column]
+    figures: pd.DataFrame
+    """Long: ``row, column, mean, sd, n, paper, difference``; ``row`` in the order of the table."""
+    row_label: str = "method"
+    notes: Sequence[str] = ()
+
+    def lines(self) -> list[list[str]]:
+        """Return the rows as text: what we measured, then the paper's and the difference where it has any."""
+        found = []
+        for row, own in self.figures.groupby("row", sort=False):
+            cells = {f.column: f for f in own.itertuples(index=False)}
+            n = int(own["n"].max()) if own["n"].notna().any() else 0
+            found.append([str(row), f"n = {n}" if n else "", *(_ours(c, cells.get(c.key)) for c in self.columns)])
+            if own["paper"].notna().any():
+                found.append(["", "paper", *(_paper(c, cells.get(c.key)) for c in self.columns)])
+            if own["difference"].notna().any():
+                found.append(["", "difference", *(_difference(c, cells.get(c.key)) for c in self.columns)])
+        return found
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write CSV (one figure a row), LaTeX (booktabs) and Markdown."""
+        paths = [folder / f"{self.stem}{end}" for end in (".csv", ".tex", ".md")]
+        units = {column.key: column.kind for column in self.columns}
+        data = self.figures.assign(kind=self.figures["column"].map(units))
+        data.rename(columns={"row": self.row_label}).to_csv(paths[0], index=False)
+        paths[1].write_text(self.latex(), encoding="utf-8")
+        paths[2].write_text(self.markdown(), encoding="utf-8")
+        return paths
+
+    def markdown(self) -> str:
+        """Return a Markdown table with its title and notes."""
+        head = [self.row_label, "", *(" ".join(filter(None, (c.group, c.head))) for c in self.columns)]
+        rows = [head, ["---"] * len(head), *self.lines()]
+        text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+        notes = "".join(f"\n- {note}" for note in self.notes)
+        return f"**{self.title}**\n\n{text}\n{notes}\n"
+
+    def latex(self) -> str:
+        """Return a booktabs table that needs no package but booktabs."""
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(self.title)}}}"]
+        lines += [rf"\begin{{tabular}}{{ll{'r' * len(self.columns)}}}", r"\toprule"]
+        spans = self._spans()
+        if any(group for group, _, _ in spans):
+            heads = [rf"\multicolumn{{{last - first + 1}}}{{c}}{{{_tex(group)}}}" for group, first, last in spans]
+            lines.append(" & & " + " & ".join(heads) + r" \\")
+            lines.append(" ".join(rf"\cmidrule(lr){{{f + 3}-{t + 3}}}" for group, f, t in spans if group))
+        head = [self.row_label, "", *(c.head for c in self.columns)]
+        lines += [" & ".join(map(_tex, head)) + r" \\", r"\midrule"]
+        lines += [" & ".join(map(_tex, row)) + r" \\" for row in self.lines()]
+        lines += [r"\bottomrule", r"\end{tabular}", *(rf"% {note}" for note in self.notes), r"\end{table}"]
+        return "\n".join(lines) + "\n"
+
+    def html(self) -> str:
+        """Return the table for the page."""
+        spans = "".join(f'<th colspan="{last - first + 1}">{_esc(group)}</th>' for group, first, last in self._spans())
+        groups = f'<tr><th colspan="2"></th>{spans}</tr>' if any(c.group for c in self.columns) else ""
+        head = "".join(f"<th>{_esc(text)}</th>" for text in [self.row_label, "", *(c.head for c in self.columns)])
+        body = ""
+        for row in self.lines():
+            css = {"paper": "paper", "difference": "paper"}.get(row[1], "ours")
+            body += f'<tr class="{css}">' + "".join(f"<td>{_esc(cell)}</td>" for cell in row) + "</tr>"
+        return f'<div class="scroll"><table><thead>{groups}<tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+    def _spans(self) -> list[tuple[str, int, int]]:
+        """Return runs of columns of one group: name, first, last."""
+        spans: list[tuple[str, int, int]] = []
+        for i, column in enumerate(self.columns):
+            if spans and spans[-1][0] == column.group:
+                spans[-1] = (column.group, spans[-1][1], i)
+            else:
+                spans.append((column.group, i, i))
+        return spans
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture, drawn when it is written."""
+
+    stem: str
+    title: str
+    draw: Callable[[], mpl_figure.Figure]
+    notes: Sequence[str] = ()
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write PNG and PDF."""
+        paths = [folder / f"{self.stem}.png", folder / f"{self.stem}.pdf"]
+        with mpl.rc_context(style.RC):
+            drawn = self.draw()
+            drawn.savefig(paths[0], metadata={"Software": None})
+            drawn.set_layout_engine("none")  # laid out once: what was found for the first file holds for the second
+            drawn.savefig(paths[1], metadata={"CreationDate": None})
+        return paths
+
+
+def text(kind: str, value: float, signed: bool = False) -> str:
+    """Write a figure as its kind is written."""
+    if value is None or math.isnan(value):
+        return MISSING
+    sign = "+" if signed and value > 0 else ""
+    if kind == "percent":
+        return f"{sign}{100 * value:.2f}"
+    if kind == "bytes":
+        return f"{sign}{_bytes(value)}"
+    if kind == "count":
+        return f"{sign}{value:,.0f}" if float(value).is_integer() else f"{sign}{value:,.1f}"
+    if kind == "times":
+        return f"{sign}{value:,.1f}×" if abs(value) < 100 else f"{sign}{value:,.0f}×"
+    if kind == "seconds":
+        return f"{sign}{value:,.2f}" if abs(value) < 100 else f"{sign}{value:,.0f}"
+    return f"{sign}{value:.3g}"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def _ours(column: Column, figure: Any) -> str:
+    if figure is None:
+        return MISSING
+    if column.kind == "text":
+        return str(figure.mean)
+    mean, sd = text(column.kind, figure.mean), figure.sd
+    return mean if mean == MISSING or pd.isna(sd) else f"{mean} ± {text(column.kind, sd).rstrip('×')}"
+
+
+def _paper(column: Column, figure: Any) -> str:
+    if figure is None or pd.isna(figure.paper):
+        return MISSING
+    value = figure.paper
+    return str(value) if column.kind == "text" else text(column.kind, value)
+
+
+def _difference(column: Column, figure: Any) -> str:
+    if figure is None or column.kind == "text" or pd.isna(figure.difference):
+        return MISSING
+    return text(column.kind, figure.difference, signed=True)
+
+
+def _esc(value: str) -> str:
+    return html.escape(value)
+
+
+TEX = {"\\": r"\textbackslash{}", "%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"}
+TEX |= {
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "—": "---",
+    "α": r"$\alpha$",
+}
+TEX |= {"≤": r"$\leq$", "−": "$-$", "→": r"$\to$", "✓": "yes", "✗": "no", "ς": r"$\varsigma$"}
+
+
+def _tex(value: str) -> str:
+    return "".join(TEX.get(character, character) for character in value)

@@ -1,0 +1,147 @@
+"""How figures and tables look: one colour per method everywhere, safe for the colour-blind, readable in a paper."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+METHODS = {
+    "retrain": "Retrain-Or",
+    "federaser": "FedEraser",
+    "s2u": "S2U",
+    "sga": "SGA-Or",
+    "fump": "FU-MP",
+    "quickdrop": "QuickDrop",
+}
+"""In the order of the paper's tables."""
+METHOD_COLORS = {
+    "shared": "#555555",
+    "retrain": "#000000",
+    "federaser": "#E69F00",
+    "s2u": "#CC79A7",
+    "sga": "#56B4E9",
+    "fump": "#009E73",
+    "quickdrop": "#D55E00",
+}
+"""Okabe and Ito's palette."""
+METHOD_MARKERS = {
+    "shared": ".",
+    "retrain": "s",
+    "federaser": "^",
+    "s2u": "v",
+    "sga": "D",
+    "fump": "P",
+    "quickdrop": "o",
+}
+CLASS_COLORS = (
+    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#888888",
+)  # fmt: skip
+"""Tol's muted palette, for classes."""
+CLASS_STYLES = ("-", "--", "-.", ":")
+PHASE_SHADES = {"unlearn": "#BBDDF5", "recover": "#FBE7A1", "relearn": "#CFE8CF", "finetune": "#E4D4EC"}
+"""Blue for unlearning and yellow for recovery, as in the paper's Figure 4."""
+PHASES = ("train", "finetune", "unlearn", "recover", "relearn")
+DATASETS = {
+    "digits": "Digits",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "svhn": "SVHN",
+    "svhn+extra": "SVHN with extra",
+}
+RC: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 150,
+    "pdf.fonttype": 42,  # real fonts: publishers refuse Type 3
+    "font.family": "DejaVu Sans",
+}
+TEXT_WIDTH = 7.0
+COLUMN_WIDTH = 3.5
+"""Inches, of a two-column paper."""
+
+
+def figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Make a figure of its own, outside pyplot's global state, with its axes in reading order."""
+    with mpl.rc_context(RC):
+        made = Figure(figsize=(width, height), layout="constrained")
+        axes = made.subplots(rows, columns, squeeze=False, **options)
+    return made, list(axes.flat)
+
+
+def log_axis(axes: Axes, which: str, label: str) -> None:
+    """Make an axis logarithmic, with plain numbers as its labels and never two on each other."""
+    axes.set(**{f"{which}scale": "log"})
+    axis: Axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if _decades(axis) < 1.5 else (1.0,)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}" if value < 1e4 else f"{value:.0e}")
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_label_text(label)
+
+
+def _decades(axis: Axis) -> float:
+    least, most = axis.get_data_interval()
+    return math.log10(most / least) if 0 < least < most < math.inf else 0.0
+
+
+def legend(drawn: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
+    """Put one legend under the figure: every name that occurs in any panel, once."""
+    named: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    if named:
+        drawn.legend(named.values(), named.keys(), loc="outside lower center", ncols=min(columns, len(named)))
+
+
+def percent_axis(axes: Axes, label: str) -> None:
+    """Show fractions as percentages from 0 to 100."""
+    axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+    axes.set_ylabel(f"{label} (%)")
+
+
+def method_order(methods: Iterable[str]) -> list[str]:
+    """Sort methods as the paper's tables do, unknown ones last."""
+    names = list(METHODS)
+    return sorted(set(methods), key=lambda m: (names.index(m) if m in names else len(names), m))
+
+
+def method(name: object) -> str:
+    """Return a method's name as the paper writes it."""
+    return METHODS.get(str(name), str(name))
+
+
+def class_color(c: int) -> str:
+    """Return a class's colour; beyond ten they come again with another line."""
+    return CLASS_COLORS[c % len(CLASS_COLORS)]
+
+
+def class_style(c: int) -> str:
+    """Return a class's line."""
+    return CLASS_STYLES[c // len(CLASS_COLORS) % len(CLASS_STYLES)]
+
+
+def dataset(name: str) -> str:
+    """Return a data set's name as it is written."""
+    return DATASETS.get(name, name)

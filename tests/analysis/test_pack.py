@@ -1,0 +1,50 @@
+"""Packed runs: the same figures in few files, and nothing about the machine."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from analysis import load
+from analysis.pack import pack
+from qdsim.errors import BadInput
+from qdsim.tables import COLUMNS
+from tests.analysis.made import made_run
+
+METHODS = {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)], "recover": [(2.0, 0.0, 0.6), (2.0, 0.0, 0.7)]}}
+
+
+def test_a_packed_run_reads_as_the_run_did(tmp_path):
+    """Every table equal, one file each."""
+    run = made_run(tmp_path / "runs", METHODS, seeds=(0, 1))
+    packed = pack(run, tmp_path / "packed")
+    before, after = load(run), load(tmp_path / "packed")
+    assert after.problems == []
+    for table in COLUMNS:
+        pd.testing.assert_frame_equal(getattr(before, table), getattr(after, table))
+        assert [path.name for path in (packed / "tables" / table).iterdir()] == ["all.parquet"]
+
+
+def test_it_does_not_say_where_it_was_made(tmp_path):
+    """Neither host nor folder of the data; the setting is the same."""
+    run = made_run(tmp_path / "runs", METHODS, data={"dataset": "mnist", "root": "/home/somebody/data"})
+    content = json.loads((run / "manifest.json").read_text())
+    content |= {"hardware": {"host": "somehost", "cpus": 2}}
+    content["origin"] = {"profile": None, "job": "/home/somebody/x.toml", "set": ["data.root=/home/somebody/data"]}
+    (run / "manifest.json").write_text(json.dumps(content))
+    packed = pack(run, tmp_path / "packed")
+    text = (packed / "manifest.json").read_text()
+    assert "somebody" not in text
+    assert "somehost" not in text
+    assert load(packed).runs["setting"].tolist() == load(run).runs["setting"].tolist()
+
+
+def test_an_unfinished_run_and_a_second_time_are_refused(tmp_path):
+    """One line each."""
+    going = made_run(tmp_path / "runs", METHODS, state="running")
+    with pytest.raises(BadInput, match="only a finished run is packed"):
+        pack(going, tmp_path / "packed")
+    done = made_run(tmp_path / "runs", METHODS, run="2")
+    pack(done, tmp_path / "packed")
+    with pytest.raises(BadInput, match="is there already"):
+        pack(done, tmp_path / "packed")

@@ -1,0 +1,232 @@
+"""The report of real runs: everything the paper has, in every format, and what is missing is said."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from analysis import load
+from analysis import report as reports
+from analysis.__main__ import app
+from qdsim import config
+from tests.analysis.made import made_run
+from tests.conftest import PROJECT
+
+TABLES = [
+    "table1_methods",
+    "table2_cifar10",
+    "table3_svhn_100",
+    "table4_client_noniid",
+    "table4_client_iid",
+    "table5_cifar10_20",
+    "table5_mnist_20",
+    "table6_overhead",
+]
+FIGURES = ["fig2_class_accuracy", "fig3_membership", "fig4_sequential", "fig5_finetune", "fig6_scale"]
+QUICKDROP = {"unlearn": [(1.0, 0.0, 0.4)], "recover": [(2.0, 0.0, 0.6)], "relearn": [(2.0, 0.5, 0.6)]}
+RETRAIN = {"unlearn": [(50.0, 0.0, 0.65)], "relearn": [(40.0, 0.5, 0.65)]}
+
+
+def cells(report, stem):
+    """A table's figures, by row and column."""
+    table = pd.read_csv(report / f"{stem}.csv")
+    return table.set_index([table.columns[table.columns.get_loc("row") if "row" in table else 0], "column"])
+
+
+def test_every_table_of_the_paper_is_there_in_three_formats(report):
+    """Six tables, Tables 4 and 5 in their two halves."""
+    for stem in TABLES:
+        for end in (".csv", ".tex", ".md"):
+            assert (report / f"{stem}{end}").stat().st_size > 0, stem + end
+
+
+def test_every_figure_of_the_paper_is_there_and_is_a_picture(report):
+    """Five figures, PNG and PDF, at least 1.5 inches high at 150 dots."""
+    for stem in FIGURES:
+        with Image.open(report / f"{stem}.png") as picture:
+            assert picture.width >= 500
+            assert picture.height >= 225
+            assert len(picture.convert("L").resize((64, 64)).getcolors()) > 5, f"{stem} is blank"
+        assert (report / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_nothing_is_missing_when_all_jobs_were_run(report):
+    """Each item was made, and nothing was wrong with the runs."""
+    said = (report / "said.txt").read_text(encoding="utf-8")
+    assert "not made" not in said
+    assert re.search(r"^\d+ tables and \d+ figures from 14 runs$", said, re.MULTILINE)
+
+
+def test_what_the_table_says_is_what_the_tables_of_the_run_hold(all_jobs, report):
+    """Mean over both seeds of QuickDrop's R-Set accuracy after recovery, taken from the Parquet files by hand."""
+    run = next(all_jobs.glob("table2_cifar10-*"))
+    stages = pd.read_parquet(run / "tables" / "stages")
+    own = stages[(stages["method"] == "quickdrop") & (stages["phase"] == "recover")]["retain_accuracy"]
+    table = pd.read_csv(report / "table2_cifar10.csv")
+    ours = table[(table["method"] == "quickdrop") & (table["column"] == "recover.retain_accuracy")].iloc[0]
+    assert ours["mean"] == pytest.approx(own.mean())
+    assert ours["sd"] == pytest.approx(own.std())
+    assert ours["n"] == 2
+
+
+def test_the_paper_is_compared_with_the_same_data_only(report, tmp_path):
+    """The digits have no row in Table 2; CIFAR-10 has: 60 % less the paper's 70.48 %."""
+    assert pd.read_csv(report / "table2_cifar10.csv")["paper"].isna().all()
+    made_run(tmp_path, {"quickdrop": QUICKDROP, "retrain": RETRAIN}, job="table2_cifar10")
+    planned = reports.plan(load(tmp_path))
+    table = next(item for item in planned.sections[0].items if item.stem == "table2_cifar10").figures
+    found = table[(table["method"] == "quickdrop") & (table["column"] == "recover.retain_accuracy")].iloc[0]
+    assert found["paper"] == pytest.approx(0.7048)
+    assert found["difference"] == pytest.approx(0.6 - 0.7048)
+
+
+def test_fig5_counts_gradients_of_training_and_of_fine_tuning(all_jobs, report):
+    """Three rounds of three steps are 9 gradients a client; F = 0 tunes nothing."""
+    table = pd.read_csv(report / "fig5_finetune.csv")
+    by = table.set_index(["F", "column"])["mean"]
+    assert by[0, "train.gradients_per_client"] == 9
+    assert by[0, "finetune.gradients_per_client"] == 0
+    assert by[1, "finetune.gradients_per_client"] > 0
+
+
+def test_fig6_has_the_line_of_sga_from_the_other_job(report):
+    """Table 2's SGA-Or had the same seeds, partition and training."""
+    assert "no dashed line" not in (report / "fig6_scale.md").read_text(encoding="utf-8")
+
+
+def test_relearning_is_as_many_times_faster_as_it_was(tmp_path):
+    """Retraining's relearning 40 s against QuickDrop's 2 s: 20 times; the paper has 66.7."""
+    made_run(tmp_path, {"quickdrop": QUICKDROP, "retrain": RETRAIN}, job="table5_mnist_20")
+    planned = reports.plan(load(tmp_path))
+    table = next(item for item in planned.sections[0].items if item.stem == "relearning").figures
+    found = table[table["column"] == "relearn.speedup"].iloc[0]
+    assert (found["mean"], found["paper"]) == (20, 66.7)
+
+
+def test_distillation_is_paid_back_after_as_many_requests_as_it_costs(tmp_path):
+    """Two clients matched for 3 s each, 6 s; a request costs 3 s instead of 5: 6 / 2 = 3 requests."""
+    sga = {"unlearn": [(2.0, 0.0, 0.4)], "recover": [(3.0, 0.0, 0.6)]}
+    made_run(tmp_path, {"quickdrop": QUICKDROP, "sga": sga})
+    planned = reports.plan(load(tmp_path))
+    items = [item for section in planned.sections for item in section.items]
+    table = next(item for item in items if item.stem == "made-payback").figures
+    assert table.set_index("column")["mean"].to_dict() == {"matching_s": 6, "own_s": 3, "other_s": 5, "requests": 3}
+
+
+def test_where_the_time_went_adds_up_to_the_round(tmp_path):
+    """A round of 10 s, 7.5 of them steps, of which 3 + 3 of 10 s matching: 3, 4.5, 2.5 waiting, 1 evaluation beside."""
+    from analysis import round_time
+
+    results = load(made_run(tmp_path, {"quickdrop": QUICKDROP}))
+    parts = round_time.split(results.rounds, results.clients).loc[("shared", "train")]
+    expected = {"compute": 3.0, "matching": 4.5, "moving": 2.5, "aggregation": 0, "evaluation": 1}
+    assert parts.to_dict() == pytest.approx(expected)
+
+
+def test_two_settings_of_a_job_are_two_tables(tmp_path):
+    """A laptop's and the paper's sizes are never averaged."""
+    made_run(tmp_path, {"quickdrop": QUICKDROP, "retrain": RETRAIN}, job="table2_cifar10")
+    made_run(tmp_path, {"quickdrop": QUICKDROP, "retrain": RETRAIN}, job="table2_cifar10", run="2", profile="laptop",
+             train={"rounds": 1})  # fmt: skip
+    planned = reports.plan(load(tmp_path))
+    stems = [item.stem for item in planned.sections[0].items if item.stem.startswith("table2")]
+    assert stems == ["table2_cifar10-laptop", "table2_cifar10-full"]
+    assert len({item.stem for section in planned.sections for item in section.items}) == sum(
+        len(section.items) for section in planned.sections
+    )
+
+
+def test_one_run_alone_gets_a_table_curves_classes_and_the_page(all_jobs, tmp_path):
+    """Whatever the job: here one that feeds a single figure of the paper."""
+    run = next(all_jobs.glob("fig2_class_accuracy-*"))
+    ended = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path)])
+    assert ended.exit_code == 0
+    for name in ("result.csv", "result.tex", "result.md", "curves.png", "classes.png", "partition.png"):
+        assert (tmp_path / f"fig2_class_accuracy-{name}").exists(), name
+    assert (tmp_path / "index.html").exists()
+    assert "not made: Table 2: class-level unlearning; it needs qdsim run jobs/table2_cifar10.toml" in ended.output
+
+
+def test_each_item_names_a_job_that_exists():
+    """What the report says would supply it can be run."""
+    for module in reports.PAPER:
+        assert (PROJECT / "jobs" / f"{module.JOB}.toml").exists()
+        assert config.load(PROJECT / "jobs" / f"{module.JOB}.toml", profile=None, overrides=[]).name == module.JOB
+
+
+def test_a_run_that_is_going_on_is_shown_by_itself(tmp_path):
+    """In no comparison, and named; its table and curves are made."""
+    made_run(tmp_path, {"quickdrop": QUICKDROP}, job="table2_cifar10", state="running")
+    planned = reports.plan(load(tmp_path))
+    assert "Table 2: class-level unlearning" in [title for title, _ in planned.missing]
+    own = planned.sections[-1]
+    assert own.title == "table2_cifar10 (CIFAR-10, 2 clients, α = 0.1, running)"
+    assert "table2_cifar10-result" in [item.stem for item in own.items]
+
+
+def test_no_run_at_all_is_a_users_mistake(tmp_path):
+    """One line for the folder, one for the end, exit code 2."""
+    ended = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert ended.exit_code == 2
+    assert "nothing to report" in ended.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_report_imports_neither_torch_nor_ray():
+    """A laptop with the tables needs no GPU libraries in memory."""
+    code = "import analysis.__main__, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert said.stdout.strip() == "[]"
+
+
+class _Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.sources, self.links, self.ids = [], [], set()
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.sources += [attributes[name] for name in ("src", "srcset") if name in attributes]
+        self.links += [attributes["href"]] if "href" in attributes else []
+        self.ids |= {attributes["id"]} if "id" in attributes else set()
+
+
+def test_the_page_needs_nothing_but_itself(report):
+    """Every picture is inlined and every link leads into the page."""
+    text = (report / "index.html").read_text(encoding="utf-8")
+    page = _Page()
+    page.feed(text)
+    assert len(page.sources) > 20
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
+    assert "url(" not in text
+
+
+def test_the_page_renders_in_a_browser_without_an_error(report, tmp_path):
+    """Chromium, headless: the last section is in the tree and the console is silent."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium here: apt install chromium")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--log-level=0",
+               f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom",
+               (report / "index.html").as_uri()]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr[-500:]
+    assert '<section id="runs">' in ended.stdout
+    assert "CONSOLE" not in ended.stderr
+
+
+def test_latex_is_booktabs_and_escaped(report):
+    """Rules, spans over the groups, and no bare percent sign or underscore in a cell."""
+    text = (report / "table2_cifar10.tex").read_text(encoding="utf-8")
+    for word in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr)", r"\multicolumn"):
+        assert word in text
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len({line.count("&") for line in body[1:]}) == 1
+    assert all(not re.search(r"(?<!\\)[%_#]", line) for line in body)
