@@ -29,9 +29,9 @@ def report(
 ) -> None:
     """Make every table and figure that the runs cover, and one HTML page; works while a run is going on."""
     results = load(runs)
-    for problem in results.problems:
-        errors.print(problem, markup=False)
     if results.runs.empty:
+        for problem in results.problems:
+            errors.print(problem, markup=False)
         errors.print("nothing to report: no run could be read", markup=False)
         raise typer.Exit(2)
     planned = reports.plan(results)
@@ -42,6 +42,8 @@ def report(
     except OSError as error:
         errors.print(f"--out = {out}: cannot be written to: {error.strerror}", markup=False)
         raise typer.Exit(2) from None
+    for problem in planned.problems:
+        errors.print(problem, markup=False)
     tables, figures = reports.count(planned.sections)
     console.print(f"{tables} tables and {figures} figures from {len(results.runs)} runs", markup=False)
     for title, fix in planned.missing:

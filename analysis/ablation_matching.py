@@ -15,4 +15,4 @@ UNLEARNT = (
 
 def make(results: Results) -> list[Table]:
     """Make the table for each setting that was run."""
-    return by_method.tables(results, JOB, TITLE, (*BEFORE, *UNLEARNT, *FINAL, *RELEARNT, TOTAL_S), {})
+    return by_method.tables(results, JOB, TITLE, (*BEFORE, *UNLEARNT, *FINAL, *RELEARNT, TOTAL_S))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -36,9 +37,25 @@ def stage(phase: str, title: str) -> tuple[Column, ...]:
         Column(f"{phase}.forget_accuracy", "F-Set", title),
         Column(f"{phase}.retain_accuracy", "R-Set", title),
         Column(f"{phase}.rounds_run", "Rounds", title, "count"),
+        Column(f"{phase}.converged_round", "to conv.", title, "count"),
         Column(f"{phase}.client_compute_s", "Time", title, "seconds"),
         Column(f"{phase}.data_size", "Data size", title, "count"),
     )
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A table of the paper, and the experiment that it is of: only the same one stands beside it."""
+
+    where: str
+    datasets: tuple[str, ...]
+    clients: int
+    split: str
+
+    def covers(self, run: pd.Series) -> bool:
+        """Tell whether a run is that experiment, at whatever size."""
+        same = run["clients"] == str(self.clients) and run["split"] == self.split
+        return bool(same and run["dataset"] in self.datasets)
 
 
 def build(
@@ -50,54 +67,62 @@ def build(
     notes: Sequence[str] = (),
 ) -> Table:
     """Summarize outcomes over seeds, beside the paper's values of ``where``, in the order of the paper's tables."""
+    if outcomes.empty:
+        raise Missing("seeds that the methods have in common")
     rows = ["cell", "asked", "method"]
-    outcomes = outcomes.astype({name: str for name in rows})
     summary = compare.summarize(outcomes, rows, [column.key for column in columns])
     summary = compare.beside_paper(summary, where)
-    cells, asked = list(dict.fromkeys(outcomes["cell"])), sorted(set(outcomes["asked"]), key=_position)
-    methods = style.method_order(outcomes["method"])
-    order = [{name: i for i, name in enumerate(names)} for names in (cells, asked, methods)]
-    ranks = [summary[name].map(place) for name, place in zip(rows, order, strict=True)]
-    places = pd.DataFrame(dict(zip(rows, ranks, strict=True))).sort_values(rows, kind="stable")
-    summary = summary.loc[places.index]
-    summary["row"] = [
-        " · ".join(
-            part
-            for part in (
-                cell if len(cells) > 1 else "",
-                request if len(asked) > 1 else "",
-                style.method(method),
-            )
-            if part
-        )
-        for cell, request, method in summary[rows].itertuples(index=False)
-    ]
+    if where:  # a point of a sweep is not the paper's experiment
+        summary.loc[summary["cell"] != "", ["paper", "difference"]] = float("nan")
+    summary = labelled(summary, rows)
     kept = [*rows, "row", "column", "mean", "sd", "n", "paper", "difference"]
     used = [column for column in columns if (summary["column"] == column.key).any()]
     return Table(stem, title, used, summary[kept].reset_index(drop=True), notes=list(notes))
 
 
-def _position(request: str) -> tuple[int, str]:
-    position = request.split(":")[0]
-    return (int(position), "") if position.isdigit() else (0, request)
+def labelled(summary: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
+    """Sort by the given columns, methods as the paper's tables do and all else as it came; add ``row``, its label.
+
+    Of the columns before the method, the label has those in which rows differ.
+    """
+    ranks = {}
+    for name in rows:
+        values = list(dict.fromkeys(summary[name]))
+        order = style.method_order(values) if name == "method" else values
+        ranks[name] = summary[name].map({value: i for i, value in enumerate(order)})
+    places = pd.DataFrame(ranks).sort_values(list(rows), kind="stable")
+    summary = summary.loc[places.index]
+    telling = [name for name in rows if name == "method" or summary[name].nunique() > 1]
+    labels = []
+    for found in summary[telling].itertuples(index=False, name=None):
+        named = [style.method(v) if name == "method" else str(v) for name, v in zip(telling, found, strict=True)]
+        labels.append(" · ".join(part for part in named if part))
+    return summary.assign(row=labels)
 
 
-def settings(results: Results, job: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
+def settings(results: Results, job: str) -> Iterator[tuple[str, str, Results]]:
     """Yield each setting that a job was run in, newest first: stem, description, and its sound runs."""
-    runs = results.runs[(results.runs["job"] == job) & results.runs["sound"]] if len(results.runs) else results.runs
-    if runs.empty:
-        raise Missing(f"qdsim run jobs/{job}.toml")
-    groups = sorted(runs.groupby("setting"), key=lambda item: max(item[1]["run_id"]), reverse=True)
-    telling = [name for name in ("dataset", "profile", "split", "clients") if runs[name].nunique() > 1]
-    seen: dict[str, int] = {}
+    runs = results.runs[results.runs["job"] == job]
+    sound = runs[runs["sound"].astype(bool)]
+    if sound.empty:
+        raise Missing(supply(runs, job))
+    groups = sorted(sound.groupby("setting"), key=lambda item: str(max(item[1]["run_id"])), reverse=True)
+    telling = [name for name in ("dataset", "profile", "split", "clients") if sound[name].nunique() > 1]
     for _, group in groups:
         first = group.iloc[0]
-        words = [str(first[name]) or "full" for name in telling]
-        stem = "-".join([job, *(re.sub(r"[^A-Za-z0-9.]+", "", word) for word in words)])
-        seen[stem] = seen.get(stem, 0) + 1
-        if seen[stem] > 1:
-            stem = f"{stem}-{seen[stem]}"
-        yield stem, describe(first), group
+        words = [re.sub(r"[^A-Za-z0-9.]+", "", str(first[name]) or "full") for name in telling]
+        yield "-".join([job, *words]), describe(first), results.only(group["run_id"])
+
+
+def supply(runs: pd.DataFrame, job: str) -> str:
+    """Say what would supply an item, given the runs of its job that cannot be used."""
+    command = f"qdsim run jobs/{job}.toml"
+    states = dict(zip(runs["run_id"], runs["state"], strict=True))
+    running = [run for run, state in states.items() if state == "running"]
+    if running:
+        return f"{running[0]} to end"
+    halted = [run for run, state in states.items() if state in ("interrupted", "failed")]
+    return f"{command} --resume" if halted else command
 
 
 def describe(run: pd.Series) -> str:
@@ -106,16 +131,27 @@ def describe(run: pd.Series) -> str:
     return f"{style.dataset(run['dataset'])}, {run['clients']} clients, {run['split']}{profile}"
 
 
-def warnings(results: Results, runs: pd.DataFrame) -> list[str]:
+def warnings(results: Results) -> list[str]:
     """Return what must be said under figures of these runs."""
     found = []
-    if (runs["profile"] == "smoke").any():
+    if (results.runs["profile"] == "smoke").any():
         found.append("profile smoke: these numbers show that the job runs, and mean nothing else")
-    for run_id in runs["run_id"]:
-        note = (results.manifests[run_id].get("data") or {}).get("note")
+    for manifest in results.manifests.values():
+        note = (manifest.get("data") or {}).get("note")
         if note and note not in found:
             found.append(note)
     return found
+
+
+def first_of(frame: pd.DataFrame, *keys: str) -> tuple[pd.DataFrame, list[str]]:
+    """Keep the first value of each key, for figures that can show one; say what is not shown."""
+    notes = []
+    for key in keys:
+        values = list(dict.fromkeys(frame[key].astype(str)))
+        if len(values) > 1:
+            notes.append(f"shown: {values[0]}, the first of {len(values)}")
+            frame = frame[frame[key].astype(str) == values[0]]
+    return frame, notes
 
 
 def tables(
@@ -123,16 +159,16 @@ def tables(
     job: str,
     title: str,
     columns: Sequence[Column],
-    paper: dict[str, str],
+    paper: Paper | None = None,
     notes: Sequence[str] = (),
 ) -> list[Table]:
-    """Make a job's table for each setting; ``paper`` names the paper's table for a data set."""
+    """Make a job's table for each setting."""
     made = []
-    for stem, what, runs in settings(results, job):
-        outcomes = compare.outcomes(results, job)
-        outcomes = outcomes[outcomes["setting"].isin(runs["setting"])]
-        outcomes, left_out = compare.paired(outcomes)
-        where = paper.get(runs.iloc[0]["dataset"])
-        said = [*notes, *left_out, *warnings(results, runs)]
+    for stem, what, own in settings(results, job):
+        outcomes, left_out = compare.paired(compare.outcomes(own))
+        where = paper.where if paper and paper.covers(own.runs.iloc[0]) else None
+        said = [*notes, *left_out, *warnings(own)]
+        if any(column in (SPEEDUP, *CONVERGED) for column in columns):
+            said.insert(0, f"speed-up in summed client compute: {compare.CONVERGED_RULE}")
         made.append(build(stem, f"{title} ({what})", outcomes, columns, where, said))
     return made

@@ -19,12 +19,12 @@ KEY = "partition.alpha"
 def make(results: Results) -> list[Table | Figure]:
     """Make figure and table for each setting that was run."""
     made: list[Table | Figure] = []
-    made += by_method.tables(results, JOB, TITLE, (*BEFORE, *FINAL, TOTAL_S, SPEEDUP), {})
-    for stem, what, runs in by_method.settings(results, JOB):
-        outcomes = compare.outcomes(results, JOB)
-        outcomes, _ = compare.paired(outcomes[outcomes["setting"].isin(runs["setting"])])
-        swept = with_swept(outcomes, KEY)
-        made.append(Figure(stem, f"{TITLE} ({what})", partial(_draw, swept), by_method.warnings(results, runs)))
+    made += by_method.tables(results, JOB, TITLE, (*BEFORE, *FINAL, TOTAL_S, SPEEDUP))
+    for stem, what, own in by_method.settings(results, JOB):
+        outcomes, _ = compare.paired(compare.outcomes(own))
+        swept, shown = with_swept(outcomes, KEY, method=None)
+        notes = [*shown, *by_method.warnings(own)]
+        made.append(Figure(stem, f"{TITLE} ({what})", partial(_draw, swept), notes))
     return made
 
 

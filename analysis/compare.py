@@ -4,7 +4,6 @@ Two rows are compared only if they have the same seed and partition, the same se
 those of unlearning and recovery; start-up is in no clock of the tables, and training and fine-tuning are paid before.
 """
 
-from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 
@@ -20,109 +19,118 @@ COSTS = {
 }
 """Three ways to count a cost; the paper's seconds are the first, its clients having run one after the other."""
 SCORES = ("forget_accuracy", "retain_accuracy")
-SAME = ["setting", "cell", "partition", "asked", "seed"]
+SAME = ["job", "setting", "cell", "partition", "asked", "request", "seed"]
 """Rows that agree in these may be compared."""
+NO_RECOVERY = ("retrain", "s2u")
+"""Methods that may end with what the tables call unlearning."""
 CONVERGED_RULE = "retraining counted up to its first round within 1 point of its last R-Set accuracy"
 
 
-def served(results: Results, job: str | None = None, runs: Iterable[str] | None = None) -> pd.DataFrame:
-    """Return the stages of methods in sound runs; of several runs of one method and seed, the newest's.
-
-    ``runs`` names runs to look at instead, sound or not.
-    """
-    stages = results.stages
-    chosen = results.sound if runs is None else set(runs)
-    stages = stages[stages["run_id"].isin(chosen) & (stages["method"] != "shared")]
-    if job is not None:
-        stages = stages[stages["job"] == job]
-    if stages.empty:
-        return stages
-    # a few hundred rows at most: plain strings join and group without surprises
-    stages = stages.astype(
-        {name: str for name in ("run_id", "job", "dataset", *SAME, "method", "phase") if name != "seed"}
-    )
-    same = [*SAME, "job", "method"]
-    newest = stages.groupby(same, observed=True)["run_id"].transform(lambda ids: max(map(str, ids)))
-    return stages[stages["run_id"].astype(str) == newest.astype(str)]
-
-
-def outcomes(results: Results, job: str | None = None, runs: Iterable[str] | None = None) -> pd.DataFrame:
+def outcomes(results: Results) -> pd.DataFrame:
     """Return one row per seed, method and request: accuracies of each stage, costs and speed-ups.
 
     Columns are ``<stage>.<figure>``: stages ``before, unlearn, recover, relearn``, ``final`` (the last of unlearning
-    and recovery) and ``total`` (the sum of both). ``speedup.<cost>`` is retraining's total over the method's as they
-    ran, ``converged.<cost>`` the same with retraining counted up to its converged round only, ``relearn_speedup.*``
-    retraining's relearning over the method's. Null where the oracle of that seed and partition is not at hand.
+    and recovery) and ``total`` (the sum of both; null while a request is being served). ``speedup.<cost>`` is
+    retraining's total over the method's as they ran, ``converged.<cost>`` the same with retraining counted up to its
+    converged round only, ``relearn_speedup.*`` retraining's relearning over the method's. Null where the oracle of that
+    seed and partition is not at hand; seconds are compared on the same hardware only.
     """
-    stages = served(results, job, runs)
-    keys = ["job", "dataset", *SAME, "method"]
+    stages = results.stages[results.stages["method"] != "shared"]
+    texts = ("run_id", "dataset", *SAME, "method", "phase")
+    # a few hundred rows at most: plain strings join and group without surprises
+    stages = stages.astype({name: str for name in texts if name != "seed"})
+    keys = ["dataset", "run_id", *SAME, "method"]
     if stages.empty:
         return pd.DataFrame(columns=keys)
-    figures = [*SCORES, "rounds_run", "data_size", "storage_bytes", "storage_bytes_nominal", *COSTS]
-    wide = stages.pivot_table(index=keys, columns="phase", values=figures, observed=True, aggfunc="last")
+    counted = ["rounds_run", "converged_round", "data_size"]
+    figures = [*SCORES, *counted, "storage_bytes", "storage_bytes_nominal", *COSTS]
+    wide = stages.pivot_table(index=keys, columns="phase", values=figures, aggfunc="last", sort=False)
     wide = wide.set_axis([f"{column[1]}.{column[0]}" for column in wide.columns], axis=1)
     first = stages[stages["phase"] == "unlearn"].set_index(keys)
     for score in SCORES:
         wide[f"before.{score}"] = first[f"{score}_start"]
-        wide[f"final.{score}"] = _either(wide, f"recover.{score}", f"unlearn.{score}")
-    for cost in COSTS:
-        wide[f"total.{cost}"] = _column(wide, f"unlearn.{cost}") + _column(wide, f"recover.{cost}").fillna(0)
-    wide["total.rounds_run"] = _column(wide, "unlearn.rounds_run") + _column(wide, "recover.rounds_run").fillna(0)
-    wide["total.storage_bytes"] = _column(wide, "unlearn.storage_bytes")
-    wide["total.storage_bytes_nominal"] = _column(wide, "unlearn.storage_bytes_nominal")
+        wide[f"final.{score}"] = _column(wide, f"recover.{score}").fillna(_column(wide, f"unlearn.{score}"))
+    going_on = {run for run, manifest in results.manifests.items() if manifest.get("state") != "done"}
     table = wide.reset_index()
-    return _with_speedups(table, _converged_costs(results, stages))
+    over = (
+        _column(table, "recover.rounds_run").notna()
+        | table["method"].isin(NO_RECOVERY)
+        | ~table["run_id"].isin(going_on)
+    )
+    for figure in (*COSTS, "rounds_run"):
+        total = _column(table, f"unlearn.{figure}") + _column(table, f"recover.{figure}").fillna(0)
+        table[f"total.{figure}"] = total.where(over)
+    for figure in ("storage_bytes", "storage_bytes_nominal"):
+        table[f"total.{figure}"] = _column(table, f"unlearn.{figure}")
+    return _with_speedups(table, _converged_costs(results, stages), results)
 
 
 def _column(frame: pd.DataFrame, name: str) -> pd.Series:
     return frame[name] if name in frame else pd.Series(float("nan"), index=frame.index)
 
 
-def _either(frame: pd.DataFrame, first: str, second: str) -> pd.Series:
-    return _column(frame, first).fillna(_column(frame, second))
-
-
 def _converged_costs(results: Results, stages: pd.DataFrame) -> pd.DataFrame:
-    """Return retraining's costs up to its converged round, by run and ``SAME``."""
+    """Return retraining's costs up to its converged round."""
+    keys = ["run_id", *SAME]
     oracle = stages[(stages["method"] == ORACLE) & (stages["phase"] == "unlearn")]
     rounds = results.rounds
     rounds = rounds[(rounds["method"] == ORACLE) & (rounds["phase"] == "unlearn")]
-    rounds = rounds.astype({name: str for name in ("run_id", *SAME) if name != "seed"})
-    rounds = rounds.merge(oracle[["run_id", *SAME, "converged_round"]], on=["run_id", *SAME])
+    rounds = rounds.astype({name: str for name in keys if name != "seed"})
+    rounds = rounds.merge(oracle[[*keys, "converged_round"]], on=keys)
     rounds = rounds[rounds["round"] <= rounds["converged_round"]]
-    return rounds.groupby(SAME, observed=True)[list(COSTS)].sum().reset_index()
+    return rounds.groupby(keys)[list(COSTS)].sum().reset_index()
 
 
-def _with_speedups(table: pd.DataFrame, converged: pd.DataFrame) -> pd.DataFrame:
-    oracle = table[table["method"] == ORACLE].drop_duplicates(SAME)
-    totals = {f"total.{cost}": f"speedup.{cost}" for cost in COSTS}
-    relearnt = {f"relearn.{cost}": f"relearn_speedup.{cost}" for cost in COSTS if f"relearn.{cost}" in table}
-    merged = table.merge(oracle[[*SAME, *totals, *relearnt]].rename(columns=totals | relearnt), on=SAME, how="left")
-    converged = converged.rename(columns={cost: f"converged.{cost}" for cost in COSTS})
-    merged = merged.merge(converged, on=SAME, how="left")
+def _with_speedups(table: pd.DataFrame, converged: pd.DataFrame, results: Results) -> pd.DataFrame:
+    oracle = table[table["method"] == ORACLE].merge(converged.add_prefix("until."), how="left",
+        left_on=["run_id", *SAME], right_on=[f"until.{name}" for name in ("run_id", *SAME)])  # fmt: skip
+    known = {"run_id": "oracle"}
+    for cost in COSTS:
+        known |= {f"total.{cost}": f"speedup.{cost}", f"until.{cost}": f"converged.{cost}"}
+        known |= {f"relearn.{cost}": f"relearn_speedup.{cost}"} if f"relearn.{cost}" in table else {}
+    merged = table.merge(oracle[[*SAME, *known]].rename(columns=known), on=SAME, how="left")
+    hardware = {run: repr(manifest.get("hardware")) for run, manifest in results.manifests.items()}
+    alike = merged["run_id"].map(hardware) == merged["oracle"].map(hardware)
     for cost in COSTS:
         own = merged[f"total.{cost}"]
-        merged[f"speedup.{cost}"] = merged[f"speedup.{cost}"] / own
-        merged[f"converged.{cost}"] = merged[f"converged.{cost}"] / own
-        if f"relearn.{cost}" in relearnt:
-            merged[f"relearn_speedup.{cost}"] = merged[f"relearn_speedup.{cost}"] / merged[f"relearn.{cost}"]
-    return merged
+        comparable = alike if cost.endswith("_s") else alike | True
+        merged[f"speedup.{cost}"] = (merged[f"speedup.{cost}"] / own).where(comparable)
+        times = (merged[f"converged.{cost}"] / own).where(comparable)
+        # retraining against itself is once, wherever it is cut
+        merged[f"converged.{cost}"] = times.where(merged["method"] != ORACLE, merged[f"speedup.{cost}"])
+        if f"relearn.{cost}" in table:
+            relearnt = merged[f"relearn_speedup.{cost}"] / merged[f"relearn.{cost}"]
+            merged[f"relearn_speedup.{cost}"] = relearnt.where(comparable)
+    return merged.drop(columns="oracle")
 
 
 def paired(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the seeds and partitions that every method of a comparison has; say which seeds were left out.
+    """Keep the seeds and partitions that all methods of a comparison have; say what was left out.
 
-    A comparison is all rows of one setting, cell and request.
+    A comparison is all rows of one job, setting, cell and request. A method that shares no seed with retraining, or
+    else with the method that has most, is left out whole.
     """
-    kept, notes = [], []
-    for _, group in table.groupby(["setting", "cell", "asked"], observed=True, sort=False):
-        methods = group["method"].nunique()
-        having = group.groupby(["seed", "partition"], observed=True)["method"].transform("nunique")
-        dropped = sorted(set(group.loc[having < methods, "seed"]))
+    kept: list[pd.DataFrame] = []
+    notes: list[str] = []
+    for _, group in table.groupby(["job", "setting", "cell", "asked"], sort=False):
+        having = {m: set(zip(own["seed"], own["partition"], strict=True)) for m, own in group.groupby("method")}
+        order = sorted(having, key=lambda m: (m != ORACLE, -len(having[m]), m))
+        common = having[order[0]]
+        alone = []
+        for method in order[1:]:
+            if common & having[method]:
+                common = common & having[method]
+            else:
+                alone.append(method)
+        rows = group[~group["method"].isin(alone)]
+        in_common = [pair in common for pair in zip(rows["seed"], rows["partition"], strict=True)]
+        dropped = sorted({int(seed) for seed in rows.loc[[not c for c in in_common], "seed"]})
         if dropped:
             notes.append(f"seeds {dropped} left out: not every method has them")
-        kept.append(group[having == methods])
-    return (pd.concat(kept) if kept else table), notes
+        if alone:
+            notes.append(f"{', '.join(map(str, alone))} left out: no seed in common with {order[0]!s}")
+        kept.append(rows[in_common])
+    return (pd.concat(kept) if kept else table), list(dict.fromkeys(notes))
 
 
 def summarize(table: pd.DataFrame, by: list[str], columns: list[str]) -> pd.DataFrame:

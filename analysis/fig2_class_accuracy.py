@@ -14,80 +14,79 @@ from analysis.outputs import Figure
 JOB = "fig2_class_accuracy"
 TITLE = "Figure 2: accuracy of each class"
 AFTER = ("unlearn", "recover", "relearn")
+Spans = list[tuple[str, float, float]]
+"""Phases with where they begin and end."""
 
 
 def make(results: Results) -> list[Figure]:
     """Make the figure for each setting that was run."""
     made = []
-    for stem, what, runs in by_method.settings(results, JOB):
-        classes = results.classes[results.classes["run_id"].isin(runs["run_id"])]
-        notes = ["mean over seeds", *by_method.warnings(results, runs)]
-        made.append(class_figure(stem, f"{TITLE} ({what})", classes, notes))
+    for stem, what, own in by_method.settings(results, JOB):
+        made += class_figure(own, stem, f"{TITLE} ({what})", by_method.warnings(own))
     return made
 
 
-def class_figure(stem: str, title: str, classes: pd.DataFrame, notes: list[str]) -> Figure:
-    """Return a figure with a panel for each cell, request and method."""
-    return Figure(stem, title, partial(_draw, classes), notes)
+def class_figure(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
+    """Return a figure with a panel for each cell, request and method; none where no request was served yet."""
+    classes = results.classes
+    if not ((classes["method"] != "shared") & classes["phase"].isin(AFTER)).any():
+        return []
+    said = ["mean over seeds; a seed whose phase ended earlier counts on with its last value", *notes]
+    return [Figure(stem, title, partial(_draw, classes), said)]
 
 
-def timeline(rows: pd.DataFrame, before: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[str, float, float]]]:
-    """Put the phases of one method and request one after the other: ``x`` 0 is the trained model.
+def timeline(classes: pd.DataFrame, phases: list[pd.DataFrame]) -> tuple[pd.DataFrame, Spans]:
+    """Put phases one after the other: mean accuracy of each class over seeds, from the trained model at 0 on.
 
-    Returns the rows with ``x``, and each phase with where it begins and ends.
+    ``classes`` has the training; each of ``phases`` the rows of one phase of one method and request.
     """
-    spans, parts, at = [], [before.assign(x=0)], 0
-    for phase in AFTER:
-        own = rows[rows["phase"] == phase]
-        if own.empty:
-            continue
-        last = int(own["round"].max())
-        parts.append(own.assign(x=at + own["round"]))
-        spans.append((phase, float(at), float(at + last)))
-        at += last
-    return pd.concat(parts), spans
+    train = classes[classes["phase"] == "train"]
+    last = train.groupby(["run_id", "cell", "seed"], observed=True)["round"].transform("max")
+    means = [train[train["round"] == last].groupby("class")["accuracy"].mean().to_frame(0).T]
+    spans, at = [], 0
+    for own in phases:
+        wide = own.pivot_table(index="round", columns=["seed", "class"], values="accuracy", observed=True)
+        wide = wide.reindex(range(1, int(own["round"].max()) + 1)).ffill()
+        wide.index = wide.index + at
+        means.append(wide.T.groupby(level="class").mean().T)
+        spans.append((str(own["phase"].iloc[0]), float(at), float(at + len(wide))))
+        at += len(wide)
+    return pd.concat(means), spans
 
 
-def shade(axes: Axes, spans: list[tuple[str, float, float]]) -> None:
+def shade(axes: Axes, spans: Spans) -> None:
     """Shade the phases: a round's work lies between its point and the one before."""
     for phase, begin, end in spans:
         axes.axvspan(begin, end, color=style.PHASE_SHADES[phase], alpha=0.6, lw=0, label=phase, zorder=0)
 
 
-def trained(classes: pd.DataFrame) -> pd.DataFrame:
-    """Return the last round of training."""
-    train = classes[classes["phase"] == "train"]
-    last = train.groupby(["run_id", "cell", "seed"], observed=True)["round"].transform("max")
-    return train[train["round"] == last]
+def plot_classes(axes: Axes, line: pd.DataFrame, thick: int | None = None) -> None:
+    """Draw a line for each class, the forgotten one thicker."""
+    for name, values in line.items():
+        c = int(str(name))
+        wide = 2.6 if c == thick else 1.1
+        color, dashes = style.class_color(c), style.class_style(c)
+        axes.plot(values.index, values, dashes, color=color, lw=wide, label=f"class {c}")
 
 
 def _draw(classes: pd.DataFrame) -> mpl_figure.Figure:
     served = classes[(classes["method"] != "shared") & classes["phase"].isin(AFTER)]
-    # a request drawn for each seed is one panel; of several seeds' clients the mean says little, but is the mean
-    panels = [
-        (cell, asked, method)
-        for cell in dict.fromkeys(served["cell"])
-        for asked in dict.fromkeys(served["asked"])
-        for method in style.method_order(served["method"])
-        if ((served["cell"] == cell) & (served["asked"] == asked) & (served["method"] == method)).any()
-    ]
+    keys = ["cell", "asked", "method"]
+    panels = list(dict.fromkeys(served[keys].astype(str).itertuples(index=False, name=None)))
+    methods = style.method_order(m for _, _, m in panels)
+    panels.sort(key=lambda panel: methods.index(panel[2]))
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    drawn, axes = style.figure(
-        max(style.COLUMN_WIDTH, 2.3 * columns + 0.9), 1.9 * rows + 0.7, rows, columns, sharey=True
-    )
+    width = max(style.COLUMN_WIDTH, 2.3 * columns + 0.9)
+    drawn, axes = style.figure(width, 1.9 * rows + 0.7, rows, columns, sharey=True)
     for place, (cell, asked, method) in enumerate(panels):
         axis = axes[place]
-        same = (served["cell"] == cell) & (served["asked"] == asked) & (served["method"] == method)
-        line, spans = timeline(served[same], trained(classes[classes["cell"] == cell]))
+        own = served[(served["cell"] == cell) & (served["asked"] == asked) & (served["method"] == method)]
+        phases = [own[own["phase"] == phase] for phase in AFTER if (own["phase"] == phase).any()]
+        line, spans = timeline(classes[classes["cell"] == cell], phases)
         shade(axis, spans)
-        means = line.groupby(["class", "x"], observed=True)["accuracy"].mean()
-        target = _forgotten(str(asked))
-        for c in sorted(set(line["class"])):
-            own = means[c]
-            wide = 2.6 if c == target else 1.1
-            axis.plot(own.index, own, style.class_style(c), color=style.class_color(c), lw=wide, label=f"class {c}")
-        axis.set_title(" · ".join(filter(None, (style.method(method), str(asked), str(cell)))))
+        plot_classes(axis, line, thick=_forgotten(asked))
+        axis.set_title(" · ".join(filter(None, (style.method(method), asked, cell))))
         axis.set_xlabel("round after training")
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if place % columns == 0:

@@ -6,11 +6,13 @@ import pandas as pd
 from matplotlib import figure as mpl_figure
 
 from analysis import by_method, compare, style
+from analysis.by_method import Paper
 from analysis.load import Results
 from analysis.outputs import Column, Figure, Missing, Table
 
 JOB = "fig3_membership"
 TITLE = "Figure 3: membership inference"
+PAPER = Paper("Figure 3", ("cifar10",), 10, "α = 0.1")
 SUBSETS = {"forget": "F-Set", "retain": "R-Set"}
 FIGURES = ("member_rate", "auc")
 COLUMNS = (
@@ -28,47 +30,59 @@ NOTE = "the aim is to equal the retrained model of the same seed and partition, 
 def make(results: Results) -> list[Table | Figure]:
     """Make figure and table for each setting that was run."""
     made: list[Table | Figure] = []
-    for stem, what, runs in by_method.settings(results, JOB):
-        found = results.membership[results.membership["run_id"].isin(runs["run_id"])]
-        made += attack_items(stem, f"{TITLE} ({what})", found, by_method.warnings(results, runs))
+    for stem, what, own in by_method.settings(results, JOB):
+        made += attack_items(own, stem, f"{TITLE} ({what})", by_method.warnings(own))
+    if not made:
+        raise Missing(f'qdsim run jobs/{JOB}.toml, with membership = ["balanced", "literal"]')
     return made
 
 
-def attack_items(stem: str, title: str, found: pd.DataFrame, warnings: list[str]) -> list[Table | Figure]:
-    """Return the figure and the table of membership rows."""
-    if found.empty:
-        raise Missing('a job with membership = ["balanced", "literal"]')
-    wide = _wide(found)
+def attack_items(results: Results, stem: str, title: str, warnings: list[str]) -> list[Table | Figure]:
+    """Return the figure and the table of the attacks; nothing where the job asked for none."""
+    if results.membership.empty:
+        return []
+    wide = _wide(results.membership)
+    covered = PAPER.covers(results.runs.iloc[0])
     rows = ["attack", "cell", "asked", "method"]
-    where = "Figure 3" if set(wide["dataset"]) == {"cifar10"} else None
-    summary = compare.beside_paper(compare.summarize(wide, rows, [c.key for c in COLUMNS]), where)
+    summary = compare.summarize(wide, rows, [column.key for column in COLUMNS])
+    summary = compare.beside_paper(summary, PAPER.where if covered else None)
     summary.loc[summary["attack"] != "literal", ["paper", "difference"]] = float("nan")
-    ranks = {method: i for i, method in enumerate(style.method_order(summary["method"]))}
-    summary = summary.sort_values(["attack", "cell", "asked"], kind="stable").assign(
-        rank=lambda s: s["method"].map(ranks)
-    )
-    summary = summary.sort_values(["attack", "cell", "asked", "rank"], kind="stable")
-    many = {name: summary[name].nunique() > 1 for name in ("cell", "asked")}
-    summary["row"] = [
-        " · ".join([str(s.attack), *(str(getattr(s, name)) for name in many if many[name]), style.method(s.method)])
-        for s in summary.itertuples(index=False)
-    ]
+    summary = by_method.labelled(summary, rows)
     used = [column for column in COLUMNS if (summary["column"] == column.key).any()]
-    table = Table(stem, title, used, summary.drop(columns="rank").reset_index(drop=True), notes=[NOTE, *warnings])
-    return [Figure(stem, title, partial(_draw, wide), [NOTE, *warnings]), table]
+    notes = [NOTE, *([_ranges()] if covered else []), *warnings]
+    shown, not_shown = by_method.first_of(wide, "cell", "asked")
+    return [
+        Figure(stem, title, partial(_draw, shown), [*not_shown, *notes]),
+        Table(stem, title, used, summary.reset_index(drop=True), notes=notes),
+    ]
+
+
+def _ranges() -> str:
+    """Say what the paper gives as ranges only."""
+    value = {
+        name: 100 * (compare.paper_value(PAPER.where, row, column) or 0)
+        for name, row, column in (
+            ("most", "all", "forget.member_rate.most"),
+            ("from", "baselines", "retain.member_rate.least"),
+            ("to", "baselines", "retain.member_rate.most"),
+        )
+    }
+    return (
+        f"the paper's attack: F-Set below {value['most']:g} % for all methods, "
+        f"R-Set {value['from']:g} to {value['to']:g} % for the baselines"
+    )
 
 
 def _wide(found: pd.DataFrame) -> pd.DataFrame:
     """Return one row per seed, method and attack, F-Set's rate with its distance to the oracle's."""
-    names = ["dataset", *compare.SAME, "attack", "method", "subset"]
-    found = found.astype({name: str for name in names if name != "seed"})
     keys = ["dataset", *compare.SAME, "attack", "method"]
-    wide = found.pivot_table(index=keys, columns="subset", values=[*FIGURES, "tpr_at_1pct_fpr"], aggfunc="last")
-    wide = wide.set_axis([f"{column[1]}.{column[0]}" for column in wide.columns], axis=1)
-    wide = wide.reset_index()
+    found = found.astype({name: str for name in (*keys, "subset") if name != "seed"})
+    values = [*FIGURES, "tpr_at_1pct_fpr"]
+    wide = found.pivot_table(index=keys, columns="subset", values=values, aggfunc="last", sort=False)
+    wide = wide.set_axis([f"{column[1]}.{column[0]}" for column in wide.columns], axis=1).reset_index()
     same = [*compare.SAME, "attack"]
-    oracle = wide[wide["method"] == compare.ORACLE].drop_duplicates(same).set_index(same)["forget.member_rate"]
-    wide = wide.join(oracle.rename("oracle"), on=same)
+    oracle = wide[wide["method"] == compare.ORACLE][[*same, "forget.member_rate"]]
+    wide = wide.merge(oracle.rename(columns={"forget.member_rate": "oracle"}), on=same, how="left")
     return wide.assign(**{"forget.gap": wide["forget.member_rate"] - wide["oracle"]})
 
 
@@ -76,29 +90,20 @@ def _draw(wide: pd.DataFrame) -> mpl_figure.Figure:
     attacks = sorted(set(wide["attack"]))
     drawn, axes = style.figure(style.COLUMN_WIDTH * len(FIGURES), 2.4 * len(attacks), len(attacks), len(FIGURES))
     methods = style.method_order(wide["method"])
+    width = 0.8 / len(methods)
     for i, attack in enumerate(attacks):
         for j, figure in enumerate(FIGURES):
             axis = axes[i * len(FIGURES) + j]
             own = wide[wide["attack"] == attack]
             for k, method in enumerate(methods):
                 values = own[own["method"] == method]
-                for place, subset in enumerate(SUBSETS):
-                    column = f"{subset}.{figure}"
-                    if column not in values:
-                        continue
-                    mean, sd = values[column].mean(), values[column].std()
-                    x = place + (k - (len(methods) - 1) / 2) * 0.8 / len(methods)
-                    name = style.method(method) if place == 0 else None
-                    error = sd if pd.notna(sd) else None
-                    axis.bar(
-                        x,
-                        mean,
-                        0.75 / len(methods),
-                        yerr=error,
-                        capsize=2,
-                        color=style.METHOD_COLORS.get(method),
-                        label=name,
-                    )
+                found = [
+                    (place, values[f"{s}.{figure}"]) for place, s in enumerate(SUBSETS) if f"{s}.{figure}" in values
+                ]
+                places = [place + (k - (len(methods) - 1) / 2) * width for place, _ in found]
+                means, errors = [v.mean() for _, v in found], [v.std() if len(v) > 1 else 0.0 for _, v in found]
+                color, label = style.METHOD_COLORS.get(method), style.method(method)
+                axis.bar(places, means, 0.95 * width, yerr=errors, capsize=2, color=color, label=label)
             axis.set_xticks(range(len(SUBSETS)), list(SUBSETS.values()))
             axis.grid(visible=False, axis="x")
             axis.set_title(f"{attack} attack")

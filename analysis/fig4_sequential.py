@@ -6,60 +6,61 @@ import pandas as pd
 from matplotlib import figure as mpl_figure
 
 from analysis import by_method, style
-from analysis.fig2_class_accuracy import shade, trained
+from analysis.fig2_class_accuracy import plot_classes, shade, timeline
 from analysis.load import Results
-from analysis.outputs import Figure
+from analysis.outputs import Figure, Missing
 
 JOB = "fig4_sequential"
 TITLE = "Figure 4: sequential requests"
 
 
 def make(results: Results) -> list[Figure]:
-    """Make the figure for each setting that was run, and each of its methods."""
+    """Make the figure for each setting that was run, with a panel for each of its methods."""
     made = []
-    for stem, what, runs in by_method.settings(results, JOB):
-        classes = results.classes[results.classes["run_id"].isin(runs["run_id"])]
-        notes = ["mean over seeds", *by_method.warnings(results, runs)]
-        made.append(sequence_figure(stem, f"{TITLE} ({what})", classes, notes))
+    for stem, what, own in by_method.settings(results, JOB):
+        made += sequence_figure(own, stem, f"{TITLE} ({what})", by_method.warnings(own))
+    if not made:
+        raise Missing(f"qdsim run jobs/{JOB}.toml, with sequence = true")
     return made
 
 
-def sequence_figure(stem: str, title: str, classes: pd.DataFrame, notes: list[str]) -> Figure:
+def in_sequence(results: Results) -> bool:
+    """Tell whether the requests follow each other."""
+    return bool(results.classes["request"].astype(str).str.match(r"\d+:").any())
+
+
+def sequence_figure(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
     """Return a figure with a panel for each method."""
-    return Figure(stem, title, partial(_draw, classes), notes)
-
-
-def positions(requests: list[str]) -> list[str]:
-    """Return a sequence's requests in their order: ``1:class:5, 2:class:8``."""
-    return sorted(requests, key=lambda request: int(request.split(":")[0]))
+    if not in_sequence(results):
+        return []
+    classes, shown = by_method.first_of(results.classes, "cell")
+    return [Figure(stem, title, partial(_draw, classes), ["mean over seeds", *shown, *notes])]
 
 
 def _draw(classes: pd.DataFrame) -> mpl_figure.Figure:
-    served = classes[classes["method"] != "shared"].astype({"asked": str, "method": str})
-    methods = style.method_order(served["method"])
+    served = classes[classes["method"] != "shared"]
+    methods = style.method_order(served["method"].astype(str))
     drawn, axes = style.figure(style.TEXT_WIDTH, 2.5 * len(methods) + 0.5, len(methods), 1, sharey=True)
     for axis, method in zip(axes, methods, strict=True):
         rows = served[served["method"] == method]
-        before = trained(classes)
-        parts, at = [before.assign(x=0)], 0
-        for request in positions(list(set(rows["asked"]))):
-            forgotten = request.rpartition(":")[2]
-            begin = at
+        requests = sorted(set(rows["asked"].astype(str)), key=lambda request: int(request.split(":")[0]))
+        phases, asked = [], []
+        for request in requests:
             for phase in ("unlearn", "recover"):
                 own = rows[(rows["asked"] == request) & (rows["phase"] == phase)]
-                if own.empty:
-                    continue
-                last = int(own["round"].max())
-                parts.append(own.assign(x=at + own["round"]))
-                shade(axis, [(phase, at, at + last)])
-                at += last
-            axis.text((begin + at) / 2, 1.03, forgotten, ha="center", va="bottom", fontsize=8)
-        line = pd.concat(parts)
-        means = line.groupby(["class", "x"], observed=True)["accuracy"].mean()
-        for c in sorted(set(line["class"])):
-            axis.plot(means[c].index, means[c], style.class_style(c), color=style.class_color(c), label=f"class {c}")
+                if len(own):
+                    phases.append(own)
+                    asked.append(request)
+        line, spans = timeline(classes, phases)
+        shade(axis, spans)
+        for request in requests:
+            places = [span for span, name in zip(spans, asked, strict=True) if name == request]
+            if places:
+                middle = (places[0][1] + places[-1][2]) / 2
+                axis.text(middle, 1.03, request.rpartition(":")[2], ha="center", va="bottom", fontsize=8)
+        plot_classes(axis, line)
         style.percent_axis(axis, "test accuracy")
-        axis.set_xlim(0, at)
+        axis.set_xlim(0, max(line.index))
         axis.set_xlabel("round after training; above: the class or client forgotten")
         axis.set_title(style.method(method), pad=14)
     style.legend(drawn, axes)

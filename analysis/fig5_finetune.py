@@ -6,16 +6,18 @@ import pandas as pd
 from matplotlib import figure as mpl_figure
 
 from analysis import by_method, compare, style
+from analysis.by_method import Paper
 from analysis.load import Results
 from analysis.outputs import Column, Figure, Table
-from analysis.sweeps import reference, sweep_table, with_swept, zoomed
+from analysis.sweeps import accuracy_panel, reference, sweep_table, with_swept
 
 JOB = "fig5_finetune"
 TITLE = "Figure 5: fine-tuning of the synthetic sets"
+PAPER = Paper("Figure 5", ("cifar10",), 10, "α = 0.1")
 KEY = "synthetic.finetune"
 COLUMNS = (
-    Column("recover.forget_accuracy", "F-Set", "After recovery"),
-    Column("recover.retain_accuracy", "R-Set", "After recovery"),
+    Column("final.forget_accuracy", "F-Set", "After recovery"),
+    Column("final.retain_accuracy", "R-Set", "After recovery"),
     Column("train.gradients_per_client", "training", "Gradients per client", "count"),
     Column("finetune.gradients_per_client", "fine-tuning", "Gradients per client", "count"),
 )
@@ -24,47 +26,36 @@ COLUMNS = (
 def make(results: Results) -> list[Table | Figure]:
     """Make figure and table for each setting that was run."""
     made: list[Table | Figure] = []
-    for stem, what, runs in by_method.settings(results, JOB):
-        outcomes = compare.outcomes(results, JOB)
-        outcomes = with_swept(outcomes[outcomes["setting"].isin(runs["setting"])], KEY)
-        outcomes = outcomes.merge(_gradients(results, runs), on=["setting", "cell", "partition", "seed"], how="left")
-        outcomes["finetune.gradients_per_client"] = outcomes["finetune.gradients_per_client"].fillna(0)
-        line = reference(results, outcomes, compare.ORACLE)
-        title, notes = f"{TITLE} ({what})", by_method.warnings(results, runs)
-        if line is None:
-            notes.append("no dashed line: Retrain-Or of these seeds and partitions comes from table2_cifar10")
-        made.append(Figure(stem, title, partial(_draw, outcomes, line), notes))
-        made.append(sweep_table(stem, title, outcomes, COLUMNS, "Figure 5", "F", notes))
+    for stem, what, own in by_method.settings(results, JOB):
+        outcomes, shown = with_swept(compare.outcomes(own), KEY)
+        outcomes = outcomes.merge(_gradients(own), on=["run_id", "cell", "seed"], how="left")
+        line, seeds = reference(results, outcomes, compare.ORACLE, ("model", "train"))
+        source = f"mean of {seeds} seeds" if seeds else "none: it comes from jobs/table2_cifar10.toml"
+        notes = [*shown, f"line of Retrain-Or: {source}", *by_method.warnings(own)]
+        where = PAPER.where if PAPER.covers(own.runs.iloc[0]) else None
+        title = f"{TITLE} ({what})"
+        made.append(Figure(stem, title, partial(_draw, outcomes, where, line), notes))
+        made.append(sweep_table(stem, title, outcomes, COLUMNS, where, "F", notes))
     return made
 
 
-def _gradients(results: Results, runs: pd.DataFrame) -> pd.DataFrame:
+def _gradients(results: Results) -> pd.DataFrame:
     """Return mini-batch gradients on real data per client, of training and of fine-tuning."""
-    stages = results.stages
-    stages = stages[stages["run_id"].isin(runs["run_id"]) & stages["phase"].isin(["train", "finetune"])]
-    clients = results.runs.set_index("run_id")["clients"].astype(float)
-    stages = stages.assign(per_client=stages["gradients"] / stages["run_id"].astype(str).map(clients))
-    keys = ["setting", "cell", "partition", "seed"]
-    wide = stages.pivot_table(index=keys, columns="phase", values="per_client", aggfunc="last", observed=True)
-    wide.columns = [f"{phase}.gradients_per_client" for phase in wide.columns]
+    stages = results.stages[results.stages["phase"].isin(["train", "finetune"])]
+    owners = results.partitions.groupby(["run_id", "cell", "seed"], observed=True)["client_id"].nunique()
+    keys = ["run_id", "cell", "seed"]
+    wide = stages.pivot_table(index=keys, columns="phase", values="gradients", aggfunc="last", observed=True)
+    found = pd.DataFrame(index=wide.index)
     for phase in ("train", "finetune"):
-        if f"{phase}.gradients_per_client" not in wide:
-            wide[f"{phase}.gradients_per_client"] = float("nan")
-    return wide.reset_index()
+        total = wide[phase].fillna(0) if phase in wide else 0.0
+        found[f"{phase}.gradients_per_client"] = total / owners.reindex(wide.index)
+    return found.reset_index().astype({"run_id": str, "cell": str})
 
 
-def _draw(outcomes: pd.DataFrame, oracle: float | None) -> mpl_figure.Figure:
+def _draw(outcomes: pd.DataFrame, where: str | None, oracle: float | None) -> mpl_figure.Figure:
     drawn, (left, right) = style.figure(style.TEXT_WIDTH, 2.5, 1, 2)
-    color = style.METHOD_COLORS["quickdrop"]
-    means = outcomes.groupby("swept")["recover.retain_accuracy"].agg(["mean", "std"])
-    left.errorbar(
-        means.index, means["mean"], yerr=means["std"].fillna(0), marker="o", color=color, capsize=2, label="QuickDrop"
-    )
-    if oracle is not None:
-        left.axhline(oracle, color=style.METHOD_COLORS["retrain"], ls="--", lw=1, label="Retrain-Or")
-    zoomed(left, "R-Set accuracy")
+    accuracy_panel(left, outcomes, where, oracle, "retrain", "Retrain-Or")
     left.set_xlabel("fine-tuning steps F")
-    left.legend()
     gradients = outcomes.groupby("swept")[["train.gradients_per_client", "finetune.gradients_per_client"]].mean()
     places = range(len(gradients))
     train, tuned = gradients["train.gradients_per_client"], gradients["finetune.gradients_per_client"]
@@ -72,7 +63,7 @@ def _draw(outcomes: pd.DataFrame, oracle: float | None) -> mpl_figure.Figure:
     right.bar(places, tuned, bottom=train, color="#999999", label="fine-tuning")
     right.set_xticks(places, [f"{value:g}" for value in gradients.index])
     right.set_xlabel("fine-tuning steps F")
-    right.set_ylabel("gradients on real data per client")
+    right.set_ylabel("gradients on real data\nper client")
     right.grid(visible=False, axis="x")
     right.legend()
     return drawn

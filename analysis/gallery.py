@@ -13,9 +13,9 @@ from analysis.load import Results
 from analysis.outputs import Figure
 
 
-def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Figure]:
+def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
     """Make the gallery of the first cell and seed, where the job asked for one."""
-    images = results.images[results.images["run_id"].isin(runs)]
+    images = results.images
     if images.empty:
         return []
     first = images.iloc[0]
@@ -33,7 +33,7 @@ def _draw(images: pd.DataFrame) -> mpl_figure.Figure:
             for row, kind in enumerate(("real", "synthetic")):
                 axis = axes[(2 * k + row) * len(classes) + column]
                 axis.set_axis_off()
-                if k < len(own) and own[kind][k] is not None:
+                if k < len(own) and pd.notna(own[kind][k]):
                     axis.imshow(_decode(own[kind][k]), cmap="gray", vmin=0, vmax=1)
                 if k == 0 and row == 0:
                     axis.set_title(str(c))

@@ -6,25 +6,27 @@ import pandas as pd
 from matplotlib import figure as mpl_figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis import style
+from analysis import by_method, style
 from analysis.load import Results
 from analysis.outputs import Figure
 
 AFTER = ("unlearn", "recover", "relearn")
 
 
-def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Figure]:
+def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
     """Make the figure of these runs, finished or not."""
-    rounds = results.rounds[results.rounds["run_id"].isin(runs)]
+    rounds = results.rounds
     if rounds.empty:
         return []
-    said = ["each seed a line; where several requests were served, the first", *notes]
-    return [Figure(stem, title, partial(_draw, rounds), said)]
-
-
-def _draw(rounds: pd.DataFrame) -> mpl_figure.Figure:
-    drawn, (left, middle, right) = style.figure(style.TEXT_WIDTH + 2, 2.7, 1, 3)
+    # one cell and one request: more lines than that cannot be told apart
+    served = rounds[rounds["phase"].isin(AFTER) & (rounds["method"] != "shared")]
+    served, shown = by_method.first_of(served, "cell", "asked")
     train = rounds[rounds["phase"] == "train"]
+    return [Figure(stem, title, partial(_draw, train, served), ["each seed a line", *shown, *notes])]
+
+
+def _draw(train: pd.DataFrame, served: pd.DataFrame) -> mpl_figure.Figure:
+    drawn, (left, middle, right) = style.figure(style.TEXT_WIDTH + 2, 2.7, 1, 3)
     cells = list(dict.fromkeys(train["cell"]))
     for (cell, _), own in train.groupby(["cell", "seed"], observed=True):
         shade = 0.35 + 0.65 * (cells.index(cell) + 1) / len(cells)
@@ -34,10 +36,6 @@ def _draw(rounds: pd.DataFrame) -> mpl_figure.Figure:
     left.set_xlabel("round")
     left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     style.percent_axis(left, "test accuracy")
-    served = rounds[rounds["phase"].isin(AFTER) & (rounds["method"] != "shared")]
-    # one cell and one request: more lines than that cannot be told apart
-    served = served[served["cell"] == served["cell"].iloc[0]] if len(served) else served
-    served = served[served["asked"] == served["asked"].iloc[0]] if len(served) else served
     for axis, score, label in (
         (middle, "retain_accuracy", "R-Set accuracy"),
         (right, "forget_accuracy", "F-Set accuracy"),

@@ -1,9 +1,10 @@
 """From run directories to tidy DataFrames. Bad input costs one line each, never the rest of the report.
 
-``load(RUNS)`` takes run directories and folders that hold them. Each table is one DataFrame over all runs, with the
-columns of ``qdsim/tables.py`` and, so that runs can be told apart and compared, ``job``, ``dataset``, ``setting``
-(equal for runs that differ in seeds and methods alone), ``partition`` (hash of who got which samples) and ``asked``
-(the request as the job has it: ``client:random`` where ``request`` names the client that a seed drew).
+``load(RUNS)`` takes run directories and folders that hold them. Each table is one DataFrame over all runs, in the order
+of runs, cells, seeds, requests and phases, with the columns of ``qdsim/tables.py`` and, so that runs can be told apart
+and compared, ``job``, ``dataset``, ``setting`` (equal for runs that differ in seeds and methods alone), ``partition``
+(hash of who got which samples) and ``asked`` (the request as the job has it: ``client:random`` where ``request`` names
+the client that a seed drew).
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,15 +26,17 @@ from qdsim.summary import asked_names
 from qdsim.tables import COLUMNS, SCHEMA_VERSION
 
 ADDED = ("job", "dataset", "setting", "partition", "asked")
+PHASES = ("train", "finetune", "unlearn", "recover", "relearn")
 READERS = 8
 """Threads that read parts: opening thousands of small files is mostly waiting."""
 VARIES = {
-    "": {"name", "about", "seeds", "methods", "requests", "membership"},
+    "": {"name", "about", "seeds", "methods", "requests", "membership", "sweep"},
     "cluster": {"gpus_per_client", "clients_per_actor", "placement_timeout_s", "local_gpus", "local_cpus"},
-    "data": {"root", "download"},
+    "data": {"root", "download", "verify"},
     "synthetic": {"gallery"},
 }
-"""Keys of a job in which runs of one setting may differ: none of them moves a number of a given seed and method."""
+"""Keys in which runs of one setting may differ: none of them moves a number of a given cell, seed and method."""
+RUN_COLUMNS = ["run_id", "path", "job", "dataset", "clients", "split", "profile", "state", "setting", "sound"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Results:
     """What was found: a DataFrame for each table, one for the runs, and what was wrong."""
 
     runs: pd.DataFrame
-    """One row per run: ``run_id, path, job, dataset, clients, split, profile, state, setting, sound``."""
+    """One row per run; ``sound``: it may be compared with others."""
     tables: dict[str, pd.DataFrame]
     manifests: dict[str, dict[str, Any]]
     problems: list[str] = field(default_factory=list)
@@ -54,9 +58,16 @@ class Results:
         return tables[name]
 
     @property
-    def sound(self) -> set[str]:
-        """Runs that may be compared: finished, whole, and nobody missing in any round."""
-        return set(self.runs.loc[self.runs["sound"], "run_id"]) if len(self.runs) else set()
+    def sound(self) -> "Results":
+        """The runs that may be compared: finished, whole, and nobody missing in any round."""
+        return self.only(self.runs.loc[self.runs["sound"].astype(bool), "run_id"])
+
+    def only(self, runs: Iterable[str]) -> "Results":
+        """Return some runs alone; what several of them hold of one job, seed, method and request, the newest's."""
+        chosen = set(runs)
+        tables = {name: _newest(table[table["run_id"].isin(chosen)]) for name, table in self.tables.items()}
+        manifests = {run: manifest for run, manifest in self.manifests.items() if run in chosen}
+        return Results(self.runs[self.runs["run_id"].isin(chosen)], tables, manifests)
 
 
 def load(runs: str | Path | Iterable[str | Path]) -> Results:
@@ -64,31 +75,36 @@ def load(runs: str | Path | Iterable[str | Path]) -> Results:
     given = [runs] if isinstance(runs, str | Path) else list(runs)
     problems: list[str] = []
     manifests: dict[str, dict[str, Any]] = {}
+    known: dict[str, _Known] = {}
     rows: list[dict[str, Any]] = []
     parts: dict[str, list[pa.Table]] = {table: [] for table in COLUMNS}
     for path in _run_directories([Path(p) for p in given], problems):
-        run_id = path.name
-        if run_id in manifests:
-            problems.append(f"{path}: a run of this name was read already; this copy is left out")
-            continue
         try:
             manifest = read_manifest(path)
+            run_id = str(manifest.get("run_id") or path.resolve().name)
+            row, places = _run_row(run_id, path, manifest), _Known.of(run_id, manifest)
         except BadInput as error:
             problems.append(f"{path}: {error.allowed}")
             continue
-        found, faults, older = _read_run(path)
+        except (TypeError, AttributeError, KeyError, ValueError):
+            problems.append(f"{path}: its manifest.json is not one that qdsim writes; left out")
+            continue
+        if run_id in manifests:
+            problems.append(f"{path}: run {run_id} was read already; this copy is left out")
+            continue
+        found, faults, older = read_tables(path)
         if not found:
             problems.append(f"{path}: no tables there; left out")
             continue
-        manifests[run_id] = manifest
-        faults += _incomplete(manifest, found)
+        manifests[run_id], known[run_id] = manifest, places
+        faults = faults or _incomplete(manifest, found)
         problems += [f"{run_id}: {said}" for said in [*older, *faults]]
-        rows.append(_run_row(path, manifest) | {"sound": not faults})
+        rows.append(row | {"sound": not faults})
         for table, data in found.items():
-            parts[table].append(data)
-    tables = {table: _frame(table, parts[table], manifests) for table in COLUMNS}
-    names = ["run_id", "path", "job", "dataset", "clients", "split", "profile", "state", "setting", "sound"]
-    return Results(pd.DataFrame(rows, columns=names), tables, manifests, problems)
+            own = pa.array([run_id] * len(data), pa.string())  # whatever the folder is called now
+            parts[table].append(data.set_column(data.column_names.index("run_id"), "run_id", own))
+    tables = {table: _frame(table, parts[table], known) for table in COLUMNS}
+    return Results(pd.DataFrame(rows, columns=RUN_COLUMNS), tables, manifests, problems)
 
 
 def _run_directories(given: Sequence[Path], problems: list[str]) -> list[Path]:
@@ -109,7 +125,7 @@ def _run_directories(given: Sequence[Path], problems: list[str]) -> list[Path]:
     return found
 
 
-def _read_run(path: Path) -> tuple[dict[str, pa.Table], list[str], list[str]]:
+def read_tables(path: Path) -> tuple[dict[str, pa.Table], list[str], list[str]]:
     """Read all tables of a run as they are now; say what could not be read, and which columns an older run lacks."""
     found: dict[str, pa.Table] = {}
     faults: list[str] = []
@@ -123,7 +139,7 @@ def _read_run(path: Path) -> tuple[dict[str, pa.Table], list[str], list[str]]:
                 faults.append(f"no table {table}")
             continue
         with ThreadPoolExecutor(READERS) as pool:
-            read = list(pool.map(_read_part, files))
+            read = list(pool.map(lambda file, table=table: _read_part(file, table), files))
         damaged = [file.name for file, part in zip(files, read, strict=True) if isinstance(part, str)]
         reasons = [part for part in read if isinstance(part, str)]
         if damaged:
@@ -131,42 +147,42 @@ def _read_run(path: Path) -> tuple[dict[str, pa.Table], list[str], list[str]]:
             faults.append(f"tables/{table}/{damaged[0]}{others}: {reasons[0]}; left out")
         whole = [part for part in read if not isinstance(part, str)]
         if whole:
-            data = pa.concat_tables(whole, promote_options="permissive")
-            found[table], missing = _with_all_columns(data, table)
-            if missing:
-                version = (data.schema.metadata or {}).get(b"qdsim.schema_version", b"?").decode()
-                lacking += [f"{table}.{name}" for name in missing]
+            found[table] = pa.concat_tables([data for data, _, _ in whole])
+            missing = dict.fromkeys(name for _, lacks, _ in whole for name in lacks)
+            lacking += [f"{table}.{name}" for name in missing]
+            version = next((v for _, lacks, v in whole if lacks), version)
     older = [f"its tables have schema version {version}, not {SCHEMA_VERSION}, and lack {', '.join(lacking)}"]
     return found, faults, older if lacking else []
 
 
-def _read_part(path: Path) -> pa.Table | str:
-    """Read a part, or say in a few words why not."""
+def _read_part(path: Path, table: str) -> tuple[pa.Table, list[str], str] | str:
+    """Read a part with the table's columns, those it lacks as nulls; or say in a few words why not."""
     try:
         data = pq.ParquetFile(path, memory_map=False).read()
     except (pa.ArrowException, OSError, ValueError):
         return "not a whole Parquet file"
-    if b"qdsim.schema_version" not in (data.schema.metadata or {}):
+    version = (data.schema.metadata or {}).get(b"qdsim.schema_version", b"").decode()
+    if not version:
         return "a Parquet file that qdsim did not write"
-    return data
-
-
-def _with_all_columns(data: pa.Table, table: str) -> tuple[pa.Table, list[str]]:
-    """Return the table's columns in their order and types; those that an older version lacks are null."""
     missing = [name for name, _, _ in COLUMNS[table] if name not in data.column_names]
-    columns = []
-    for name, kind, _ in COLUMNS[table]:
-        columns.append(pa.nulls(len(data), kind) if name in missing else data[name].cast(kind))
-    return pa.table(columns, names=[name for name, _, _ in COLUMNS[table]]), missing
+    try:
+        columns = [
+            pa.nulls(len(data), kind) if name in missing else data[name].cast(kind) for name, kind, _ in COLUMNS[table]
+        ]
+    except pa.ArrowException:
+        return f"its columns have other types than those of schema version {SCHEMA_VERSION}"
+    return pa.table(columns, names=[name for name, _, _ in COLUMNS[table]]), missing, version
 
 
 def _incomplete(manifest: dict[str, Any], found: dict[str, pa.Table]) -> list[str]:
     """Say why a run may not be compared with others."""
-    faults = []
     if manifest.get("state") != "done":
-        faults.append(f"the run is {manifest.get('state')}, not done: shown by itself, left out of comparisons")
-    if "rounds" in found:
-        rounds = found["rounds"].to_pandas()
+        return [f"the run is {manifest.get('state')}, not done: shown by itself, left out of comparisons"]
+    faults = []
+    if "rounds" in found and "stages" in found:
+        keys = ["cell", "seed", "method", "request", "phase"]
+        rounds = found["rounds"].select([*keys, "round", "participants_received", "participants_expected"]).to_pandas()
+        stages = found["stages"].select([*keys, "rounds_run"]).to_pandas()
         short = rounds[rounds["participants_received"] < rounds["participants_expected"]]
         if len(short):
             first = short.iloc[0]
@@ -175,57 +191,133 @@ def _incomplete(manifest: dict[str, Any], found: dict[str, pa.Table]) -> list[st
                 f"{first['round']} with {first['participants_received']} of {first['participants_expected']}: "
                 "left out of comparisons"
             )
+        counted = rounds.groupby(keys).size().reindex(pd.MultiIndex.from_frame(stages[keys])).fillna(0).to_numpy()
+        lost = int((stages["rounds_run"].to_numpy() - counted).clip(min=0).sum())
+        if lost:
+            faults.append(f"{lost} rounds that table stages counts are not in table rounds: left out of comparisons")
+        served = set(zip(stages["cell"], stages["seed"], stages["method"], strict=True))
+        config = manifest.get("config") or {}
+        cells = [cell.get("cell", "") for cell in manifest.get("cells") or []]
+        expected = {(c, s, m) for c in cells for s in config.get("seeds") or [] for m in config.get("methods") or []}
+        if expected - served:
+            c, s, m = min(expected - served)
+            faults.append(f"done, but {m} of seed {s} {c} is not in table stages: left out of comparisons")
     return faults
 
 
-def _run_row(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+def _run_row(run_id: str, path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     config = manifest.get("config") or {}
-    partition = config.get("partition") or {}
+    partition, swept = config.get("partition") or {}, config.get("sweep") or {}
+    split = "IID" if partition.get("kind") == "iid" else f"α = {partition.get('alpha')}"
+    if {"partition.alpha", "partition.kind"} & set(swept):
+        split = "α varied"
+    clients = partition.get("clients")
     return {
-        "run_id": path.name,
+        "run_id": run_id,
         "path": str(path),
-        "job": config.get("name", path.name),
-        "dataset": (config.get("data") or {}).get("dataset", ""),
-        "clients": partition.get("clients"),
-        "split": "IID" if partition.get("kind") == "iid" else f"α = {partition.get('alpha')}",
+        "job": str(config.get("name") or run_id),
+        "dataset": str((config.get("data") or {}).get("dataset", "")),
+        "clients": "varied" if "partition.clients" in swept else "?" if clients is None else str(clients),
+        "split": split,
         "profile": (manifest.get("origin") or {}).get("profile") or "",
-        "state": manifest.get("state", ""),
+        "state": str(manifest.get("state", "")),
         "setting": setting(manifest),
     }
 
 
 def setting(manifest: dict[str, Any]) -> str:
-    """Return a short hash of everything that moves a number of a given seed, method and request."""
+    """Return a short hash of everything that moves a number of a given cell, seed, method and request."""
     config = manifest.get("config") or {}
+    swept = set(config.get("sweep") or {})
     kept: dict[str, Any] = {}
     for key, value in config.items():
-        if key in VARIES[""]:
+        if key in VARIES[""] or key in swept:
             continue
-        kept[key] = (
-            {k: v for k, v in value.items() if k not in VARIES.get(key, set())} if isinstance(value, dict) else value
-        )
+        if isinstance(value, dict):
+            varies = VARIES.get(key, set()) | {name.split(".", 1)[1] for name in swept if name.startswith(f"{key}.")}
+            value = {k: v for k, v in value.items() if k not in varies}
+        kept[key] = value
+    if config.get("sequence"):  # what went before moves what comes after
+        kept["requests"] = config.get("requests")
+    data = manifest.get("data") or {}
+    kept["images"] = {k: data.get(k) for k in ("train", "test", "mean", "std")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def _frame(table: str, parts: list[pa.Table], manifests: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Join a table's runs and say of each row where it belongs."""
+def _frame(table: str, parts: list[pa.Table], known: dict[str, "_Known"]) -> pd.DataFrame:
+    """Join a table's runs, say of each row where it belongs, and put them in order."""
     names = [name for name, _, _ in COLUMNS[table]]
     if not parts:
         return pd.DataFrame(columns=[*names, *ADDED])
-    frame: pd.DataFrame = pa.concat_tables(parts).to_pandas(strings_to_categorical=True)
+    data = pa.concat_tables(parts)
+    texts = [name for name, kind, _ in COLUMNS[table] if kind == pa.string()]
+    frame: pd.DataFrame = data.to_pandas(categories=texts)
     keys = ["run_id", "cell", "seed", "request"]
     places = frame[keys].drop_duplicates().astype({"run_id": str, "cell": str, "request": str})
     rows = places.itertuples(index=False, name=None)
-    added = [_place(manifests[run_id], cell, seed, request) for run_id, cell, seed, request in rows]
-    places[list(ADDED)] = pd.DataFrame(added, index=places.index, columns=list(ADDED)).astype("category")
-    merged = frame.astype({"run_id": str, "cell": str, "request": str}).merge(places, on=keys, how="left")
-    return merged.astype({"run_id": "category", "cell": "category", "request": "category"})
+    added = [known[run].place(cell, int(seed), request) for run, cell, seed, request in rows]
+    columns = pd.DataFrame(added, index=places.index, columns=[*ADDED, "cell_rank"])
+    places[[*ADDED, "cell_rank"]] = columns.astype({name: "category" for name in ADDED})
+    frame = frame.astype({"run_id": str, "cell": str, "request": str}).merge(places, on=keys, how="left")
+    frame = frame.astype({"run_id": "category", "cell": "category", "request": "category"})
+    phase = pd.Categorical(frame["phase"], categories=PHASES).codes
+    position = np.array([_position(str(name)) for name in frame["request"].cat.categories])[frame["request"].cat.codes]
+    numbers = [np.asarray(frame[name]) for name in ("round", "seed", "cell_rank")]
+    method, run = np.asarray(frame["method"].cat.codes), np.asarray(frame["run_id"].cat.codes)
+    # the last is the first to sort by
+    order = np.lexsort([numbers[0], np.asarray(phase), position, method, numbers[1], numbers[2], run])
+    return frame.iloc[order].drop(columns="cell_rank").reset_index(drop=True)
 
 
-def _place(manifest: dict[str, Any], cell: str, seed: int, request: str) -> tuple[str, str, str, str, str]:
-    config = manifest.get("config") or {}
-    cells = {c.get("cell"): c for c in manifest.get("cells") or []}
-    partition = ((cells.get(cell) or {}).get("partitions") or {}).get(str(seed), "")
-    asked = asked_names(manifest).get((cell, seed, request), request)
-    dataset = (config.get("data") or {}).get("dataset", "")
-    return config.get("name", ""), dataset, setting(manifest), partition[:12], asked
+def _position(request: str) -> int:
+    """Return a request's position in its sequence, 0 without one."""
+    first = request.split(":")[0]
+    return int(first) if first.isdigit() else 0
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a manifest says of its rows."""
+
+    job: str
+    dataset: str
+    setting: str
+    partitions: dict[tuple[str, int], str]
+    asked: dict[tuple[str, int, str], str]
+    cells: list[str]
+
+    @staticmethod
+    def of(run_id: str, manifest: dict[str, Any]) -> "_Known":
+        config = manifest.get("config") or {}
+        partitions = {}
+        for cell in manifest.get("cells") or []:
+            for seed, sha in (cell.get("partitions") or {}).items():
+                partitions[str(cell.get("cell", "")), int(seed)] = str(sha)[:12]
+        return _Known(
+            str(config.get("name") or run_id),
+            str((config.get("data") or {}).get("dataset", "")),
+            setting(manifest),
+            partitions,
+            asked_names(manifest),
+            [str(cell.get("cell", "")) for cell in manifest.get("cells") or []],
+        )
+
+    def place(self, cell: str, seed: int, request: str) -> tuple[str, str, str, str, str, int]:
+        """Return what a row is given, with its cell's place in the sweep."""
+        asked = self.asked.get((cell, seed, request), request)
+        rank = self.cells.index(cell) if cell in self.cells else len(self.cells)
+        return self.job, self.dataset, self.setting, self.partitions.get((cell, seed), ""), asked, rank
+
+
+def _newest(table: pd.DataFrame) -> pd.DataFrame:
+    """Of rows that several runs have of the same thing, keep those of the newest run; run ids sort by time."""
+    if table["run_id"].nunique() < 2:
+        return table
+    keys = ["job", "setting", "cell", "partition", "seed", "method", "asked"]
+    pairs = table[[*keys, "run_id"]].drop_duplicates()
+    pairs = pairs.assign(run_id=pairs["run_id"].astype(str)).sort_values("run_id")
+    newest = pairs.drop_duplicates(keys, keep="last")
+    if len(newest) == len(pairs):
+        return table
+    kept = table.assign(run_id=table["run_id"].astype(str)).merge(newest, on=[*keys, "run_id"])
+    return kept.astype({"run_id": "category"})

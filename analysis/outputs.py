@@ -45,7 +45,7 @@ class Table:
     title: str
     columns: Sequence[Column]
     figures: pd.DataFrame
-    """Long: ``row, column, mean, sd, n, paper, difference``; ``row`` in the order of the table."""
+    """Long: ``row, column, mean, sd, n, paper, difference``; ``row`` is a label, in the order of the table."""
     row_label: str = "method"
     notes: Sequence[str] = ()
 
@@ -55,7 +55,7 @@ class Table:
         for row, own in self.figures.groupby("row", sort=False):
             cells = {f.column: f for f in own.itertuples(index=False)}
             n = int(own["n"].max()) if own["n"].notna().any() else 0
-            found.append([str(row), f"n = {n}" if n else "", *(_ours(c, cells.get(c.key)) for c in self.columns)])
+            found.append([str(row), f"n = {n}" if n else "", *(_ours(c, cells.get(c.key), n) for c in self.columns)])
             if own["paper"].notna().any():
                 found.append(["", "paper", *(_paper(c, cells.get(c.key)) for c in self.columns)])
             if own["difference"].notna().any():
@@ -65,9 +65,9 @@ class Table:
     def write(self, folder: Path) -> list[Path]:
         """Write CSV (one figure a row), LaTeX (booktabs) and Markdown."""
         paths = [folder / f"{self.stem}{end}" for end in (".csv", ".tex", ".md")]
-        units = {column.key: column.kind for column in self.columns}
+        units = {column.key: "fraction" if column.kind == "percent" else column.kind for column in self.columns}
         data = self.figures.assign(kind=self.figures["column"].map(units))
-        data.rename(columns={"row": self.row_label}).to_csv(paths[0], index=False)
+        data.rename(columns={"row": "label"}).to_csv(paths[0], index=False)
         paths[1].write_text(self.latex(), encoding="utf-8")
         paths[2].write_text(self.markdown(), encoding="utf-8")
         return paths
@@ -92,18 +92,29 @@ class Table:
         head = [self.row_label, "", *(c.head for c in self.columns)]
         lines += [" & ".join(map(_tex, head)) + r" \\", r"\midrule"]
         lines += [" & ".join(map(_tex, row)) + r" \\" for row in self.lines()]
-        lines += [r"\bottomrule", r"\end{tabular}", *(rf"% {note}" for note in self.notes), r"\end{table}"]
+        lines += [
+            r"\bottomrule",
+            r"\end{tabular}",
+            *(rf"% {line}" for note in self.notes for line in note.splitlines()),
+            r"\end{table}",
+        ]
         return "\n".join(lines) + "\n"
 
     def html(self) -> str:
         """Return the table for the page."""
-        spans = "".join(f'<th colspan="{last - first + 1}">{_esc(group)}</th>' for group, first, last in self._spans())
-        groups = f'<tr><th colspan="2"></th>{spans}</tr>' if any(c.group for c in self.columns) else ""
-        head = "".join(f"<th>{_esc(text)}</th>" for text in [self.row_label, "", *(c.head for c in self.columns)])
+        spans = "".join(
+            f'<th scope="colgroup" colspan="{last - first + 1}">{_esc(group)}</th>'
+            for group, first, last in self._spans()
+        )
+        groups = f'<tr class="groups"><td colspan="2"></td>{spans}</tr>' if any(c.group for c in self.columns) else ""
+        head = "".join(
+            f'<th scope="col">{_esc(text)}</th>' for text in [self.row_label, "", *(c.head for c in self.columns)]
+        )
         body = ""
         for row in self.lines():
             css = {"paper": "paper", "difference": "paper"}.get(row[1], "ours")
-            body += f'<tr class="{css}">' + "".join(f"<td>{_esc(cell)}</td>" for cell in row) + "</tr>"
+            cells = "".join(f"<td>{_esc(cell)}</td>" for cell in row[1:])
+            body += f'<tr class="{css}"><th scope="row">{_esc(row[0])}</th>{cells}</tr>'
         return f'<div class="scroll"><table><thead>{groups}<tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
     def _spans(self) -> list[tuple[str, int, int]]:
@@ -163,13 +174,16 @@ def _bytes(value: float) -> str:
     raise AssertionError
 
 
-def _ours(column: Column, figure: Any) -> str:
+def _ours(column: Column, figure: Any, n: int) -> str:
     if figure is None:
         return MISSING
     if column.kind == "text":
         return str(figure.mean)
     mean, sd = text(column.kind, figure.mean), figure.sd
-    return mean if mean == MISSING or pd.isna(sd) else f"{mean} ± {text(column.kind, sd).rstrip('×')}"
+    if mean == MISSING:
+        return mean
+    spread = "" if pd.isna(sd) else f" ± {text(column.kind, sd).rstrip('×')}"
+    return f"{mean}{spread}" if figure.n == n else f"{mean}{spread} (n = {figure.n:.0f})"
 
 
 def _paper(column: Column, figure: Any) -> str:
@@ -198,7 +212,16 @@ TEX |= {
     "—": "---",
     "α": r"$\alpha$",
 }
-TEX |= {"≤": r"$\leq$", "−": "$-$", "→": r"$\to$", "✓": "yes", "✗": "no", "ς": r"$\varsigma$"}
+TEX |= {
+    "≤": r"$\leq$",
+    "−": "$-$",
+    "→": r"$\to$",
+    "✓": "yes",
+    "✗": "no",
+    "ς": r"$\varsigma$",
+    "·": r"$\cdot$",
+    "§": r"\S{}",
+}
 
 
 def _tex(value: str) -> str:

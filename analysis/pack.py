@@ -1,18 +1,22 @@
 """A run as a few small files, to be shared or kept: one Parquet file a table, and the manifest without its machine."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from analysis.load import read_tables
 from qdsim.errors import BadInput
 from qdsim.results import read_manifest
-from qdsim.tables import COLUMNS
+from qdsim.tables import schema
 
-PRIVATE = {"hardware": ("host", "system"), "data": ("root",)}
-"""What says where a run was made rather than what it was."""
+PRIVATE = ("host", "system", "root", "earlier")
+"""Keys of a manifest that say where a run was made rather than what it was."""
+FOLDERS = re.compile(r"(?<![\w.])~?/(?:[^/\s\"']+/)*")
+"""The folders of an absolute path."""
 
 
 def pack(run_dir: Path, out: Path) -> Path:
@@ -20,28 +24,32 @@ def pack(run_dir: Path, out: Path) -> Path:
     manifest = read_manifest(run_dir)
     if manifest.get("state") != "done":
         raise BadInput("RUN", str(run_dir), f"it is {manifest.get('state')}; only a finished run is packed")
-    packed = out / run_dir.name
+    found, faults, _ = read_tables(run_dir)
+    if faults:
+        raise BadInput("RUN", str(run_dir), faults[0])
+    name = str(manifest.get("run_id") or run_dir.resolve().name)
+    packed, temporary = out / name, out / f".{name}.tmp"
     if packed.exists():
         raise BadInput("--out", str(packed), "is there already; parts are never mixed")
-    for table in COLUMNS:
-        folder = run_dir / "tables" / table
-        files = sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
-        if not files:
-            continue
-        (packed / "tables" / table).mkdir(parents=True)
-        data = pa.concat_tables([pq.ParquetFile(path).read() for path in files])
-        pq.write_table(data, packed / "tables" / table / "all.parquet", compression="zstd")
-    text = json.dumps(_without_machine(manifest), indent=2, sort_keys=True)
-    (packed / "manifest.json").write_text(f"{text}\n", encoding="utf-8")
+    try:
+        for table, data in found.items():
+            (temporary / "tables" / table).mkdir(parents=True, exist_ok=True)
+            path = temporary / "tables" / table / "all.parquet"
+            pq.write_table(data.cast(schema(table, name)), path, compression="zstd")
+        text = json.dumps(_without_machine(manifest), indent=2, sort_keys=True)
+        (temporary / "manifest.json").write_text(f"{text}\n", encoding="utf-8")
+        temporary.rename(packed)
+    except OSError as error:
+        raise BadInput("--out", str(out), f"cannot be written to: {error.strerror}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return packed
 
 
-def _without_machine(manifest: dict[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in manifest.items() if k != "earlier"}
-    kept["hardware"] = {k: v for k, v in (kept.get("hardware") or {}).items() if k not in PRIVATE["hardware"]}
-    config = dict(kept.get("config") or {})
-    config["data"] = {k: v for k, v in (config.get("data") or {}).items() if k not in PRIVATE["data"]}
-    origin = dict(kept.get("origin") or {})
-    origin["set"] = [s for s in origin.get("set") or [] if not str(s).startswith("data.root")]
-    origin["job"] = Path(str(origin.get("job", ""))).name
-    return kept | {"config": config, "origin": origin}
+def _without_machine(value: Any) -> Any:
+    """Leave out what is private, and of every path keep the last name."""
+    if isinstance(value, dict):
+        return {key: _without_machine(kept) for key, kept in value.items() if key not in PRIVATE}
+    if isinstance(value, list):
+        return [_without_machine(kept) for kept in value]
+    return FOLDERS.sub("", value) if isinstance(value, str) else value

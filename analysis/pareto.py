@@ -6,35 +6,42 @@ import pandas as pd
 from matplotlib import figure as mpl_figure
 from matplotlib.axes import Axes
 
-from analysis import compare, style
+from analysis import by_method, compare, style
 from analysis.load import Results
 from analysis.outputs import Figure
 
 
-def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Figure]:
+def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
     """Make the figure where at least two methods can be compared."""
-    outcomes, left_out = compare.paired(compare.outcomes(results, runs=runs))
+    outcomes, left_out = compare.paired(compare.outcomes(results))
     if outcomes.empty or outcomes["method"].nunique() < 2:
         return []
-    same = compare.SAME
-    oracle = outcomes[outcomes["method"] == compare.ORACLE].set_index(same)["final.forget_accuracy"]
-    outcomes = outcomes.join(oracle.rename("oracle"), on=same)
+    outcomes, shown = by_method.first_of(outcomes, "cell", "asked")
+    outcomes = outcomes.dropna(subset=["total.client_compute_s", "final.retain_accuracy"])
+    oracle = outcomes[outcomes["method"] == compare.ORACLE][[*compare.SAME, "final.forget_accuracy"]]
+    oracle = oracle.rename(columns={"final.forget_accuracy": "oracle"})
+    outcomes = outcomes.merge(oracle, on=compare.SAME, how="left")
     outcomes["gap"] = (outcomes["final.forget_accuracy"] - outcomes["oracle"]).abs()
-    said = ["left and up is better on the left, left and down on the right", *left_out, *notes]
+    if outcomes["method"].nunique() < 2:
+        return []
+    said = ["left and up is better on the left, left and down on the right", *shown, *left_out, *notes]
     return [Figure(stem, title, partial(_draw, outcomes), said)]
 
 
 def _draw(outcomes: pd.DataFrame) -> mpl_figure.Figure:
-    drawn, (left, right) = style.figure(style.TEXT_WIDTH, 3.0, 1, 2)
-    _scatter(left, outcomes, "final.retain_accuracy")
-    left.set_ylabel("R-Set accuracy (%)")
-    _scatter(right, outcomes[outcomes["method"] != compare.ORACLE], "gap")
-    right.set_ylabel("F-Set, points from Retrain-Or")
-    for axis in (left, right):
+    gaps = outcomes[outcomes["method"] != compare.ORACLE].dropna(subset="gap")
+    panels = 2 if len(gaps) else 1
+    drawn, axes = style.figure(style.COLUMN_WIDTH * panels, 3.0, 1, panels)
+    _scatter(axes[0], outcomes, "final.retain_accuracy")
+    axes[0].set_ylabel("R-Set accuracy (%)")
+    if panels > 1:
+        _scatter(axes[1], gaps, "gap")
+        axes[1].set_ylabel("F-Set, points from Retrain-Or")
+    for axis in axes:
         style.log_axis(axis, "x", "client compute until recovered (s)")
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}")
         axis.margins(0.12)
-    style.legend(drawn, [left])
+    style.legend(drawn, axes, columns=3 * panels)
     return drawn
 
 

@@ -15,9 +15,9 @@ WRITTEN_UP_TO = 20
 """Clients up to which each count is written into its square."""
 
 
-def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Figure]:
+def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
     """Make a picture of the first seed's partition; other seeds have their own unless the job fixes it."""
-    partitions = results.partitions[results.partitions["run_id"].isin(runs)]
+    partitions = results.partitions
     if partitions.empty:
         return []
     first = partitions.iloc[0]

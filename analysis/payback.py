@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis import compare, style
+from analysis import by_method, compare, style
 from analysis.load import Results
 from analysis.outputs import Column, Table
 
@@ -12,31 +12,30 @@ COLUMNS = (
     Column("other_s", "instead of it", "Client compute", "seconds"),
     Column("requests", "Requests until it is paid back", "", "count"),
 )
-NOTE = "never: a request costs QuickDrop no less than that method, so the table leaves the number out"
 
 
-def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Table]:
+def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Table]:
     """Make the table where QuickDrop and another method served the same request."""
-    outcomes = compare.outcomes(results, runs=runs)
-    clients = results.clients[results.clients["run_id"].isin(runs) & (results.clients["phase"] == "train")]
-    keys = ["setting", "cell", "partition", "seed"]
-    clients = clients.astype({name: str for name in (*keys, "run_id") if name != "seed"})
-    paid = clients.groupby([*keys, "run_id"])["matching_s"].sum().groupby(keys).max()
-    if outcomes.empty or not (paid > 0).any():
+    outcomes = compare.outcomes(results)
+    keys = ["job", "setting", "cell", "partition", "seed"]
+    before = results.clients[results.clients["phase"].isin(["train", "finetune"])]
+    before = before.astype({name: str for name in keys if name != "seed"})
+    # fine-tuning refines synthetic sets and does nothing else
+    cost = before["matching_s"].where(before["phase"] == "train", before["compute_s"])
+    paid = before.assign(matching_s=cost).groupby(keys)["matching_s"].sum().reset_index()
+    total = "total.client_compute_s"
+    if outcomes.empty or total not in outcomes:
         return []
-    cost = "total.client_compute_s"
-    own = outcomes[outcomes["method"] == "quickdrop"].set_index(compare.SAME)[cost].rename("own_s")
-    table = outcomes[outcomes["method"] != "quickdrop"].merge(own.reset_index(), on=compare.SAME)
-    table = table.merge(paid.reset_index(), on=keys)
-    table = table[table["matching_s"] > 0].rename(columns={cost: "other_s"})
+    own = outcomes[outcomes["method"] == "quickdrop"][[*compare.SAME, total]].rename(columns={total: "own_s"})
+    table = outcomes[outcomes["method"] != "quickdrop"].merge(own, on=compare.SAME).merge(paid, on=keys)
+    table = table[table["matching_s"] > 0].rename(columns={total: "other_s"})
     if table.empty:
         return []
     saved = table["other_s"] - table["own_s"]
     table["requests"] = np.ceil(table["matching_s"] / saved).where(saved > 0)
-    summary = compare.beside_paper(
-        compare.summarize(table.astype({"method": str}), ["method"], [c.key for c in COLUMNS]), None
-    )
-    ranks = {method: i for i, method in enumerate(style.method_order(summary["method"]))}
-    summary = summary.sort_values("method", key=lambda m: m.map(ranks), kind="stable")
-    summary["row"] = [style.method(m) for m in summary["method"]]
-    return [Table(stem, title, COLUMNS, summary.reset_index(drop=True), "instead of", [NOTE, *notes])]
+    never = table[saved <= 0].groupby("method").size()
+    said = [f"never paid back against {style.method(m)} in {n} of the seeds and requests" for m, n in never.items()]
+    rows = ["cell", "asked", "method"]
+    summary = compare.beside_paper(compare.summarize(table, rows, [c.key for c in COLUMNS]), None)
+    summary = by_method.labelled(summary, rows)
+    return [Table(stem, title, COLUMNS, summary.reset_index(drop=True), "instead of", [*said, *notes])]

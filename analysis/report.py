@@ -6,11 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-
-import pandas as pd
 
 from analysis import (
     ablation_matching,
@@ -60,14 +58,17 @@ PAPER: tuple[ModuleType, ...] = (
     ablation_matching,
 )
 """What the paper has and what our jobs add, in the order of the report."""
-EVERY: dict[str, tuple[str, ModuleType]] = {
-    "result": ("Result", result),
-    "curves": ("Learning curves", learning_curves),
-    "pareto": ("Accuracy against cost", pareto),
-    "payback": ("When distillation is paid back", payback),
-    "partition": ("Who has which samples", partition),
-    "gallery": ("Synthetic images and the real ones they began as", gallery),
-    "round_time": ("Where the time of a round went", round_time),
+Make = Callable[[Results, str, str, list[str]], Sequence[Table | Figure]]
+EVERY: dict[str, tuple[str, Make]] = {
+    "result": ("Result", result.make),
+    "curves": ("Learning curves", learning_curves.make),
+    "classes": ("Accuracy of each class", lambda *given: _class_items(*given)),
+    "membership": ("Membership inference", fig3_membership.attack_items),
+    "pareto": ("Accuracy against cost", pareto.make),
+    "payback": ("When distillation is paid back", payback.make),
+    "partition": ("Who has which samples", partition.make),
+    "gallery": ("Synthetic images and the real ones they began as", gallery.make),
+    "round_time": ("Where the time of a round went", round_time.make),
 }
 """What every experiment gets."""
 
@@ -95,82 +96,96 @@ class Report:
     """Title, and the command that would supply it."""
     problems: list[str]
 
+    def failed(self, title: str, error: Exception) -> None:
+        """Note what could not be made by a fault of ours: it must not cost the rest of the page."""
+        line = str(error).splitlines()[0] if str(error) else ""
+        self.problems.append(f"{title}: not made, a fault in analysis ({type(error).__name__}: {line})")
+
 
 def plan(results: Results) -> Report:
     """Decide what can be made; nothing is drawn yet."""
-    sections, missing = [], []
+    report = Report([], [], list(results.problems))
     paper = Section("The paper's tables and figures, and beyond")
     for module in PAPER:
         try:
             paper.items += module.make(results)
         except Missing as error:
-            missing.append((module.TITLE, str(error)))
-    if paper.items:
-        sections.append(paper)
-    for stem, title, runs in experiments(results):
+            report.missing.append((module.TITLE, str(error)))
+        except Exception as error:
+            report.failed(module.TITLE, error)
+    report.sections += [paper] if paper.items else []
+    for stem, title, own in experiments(results):
         section = Section(title)
-        notes = by_method.warnings(results, runs)
-        unfinished = runs[~runs["sound"]]
-        if len(unfinished):
-            notes = [*notes, f"not whole: {', '.join(unfinished['run_id'])}"]
-        ids = list(runs["run_id"])
-        for name, (label, module) in EVERY.items():
-            section.items += module.make(results, f"{stem}-{name}", f"{label}: {title}", ids, notes)
-            if name == "curves":
-                section.items += _classes(results, stem, title, ids, notes)
-        sections.append(section)
-    return Report(sections, missing, results.problems)
+        notes = by_method.warnings(own)
+        if not own.runs["sound"].all():
+            notes = [*notes, "not whole, see the end of the page"]
+        for name, (label, make) in EVERY.items():
+            try:
+                section.items += make(own, f"{stem}-{name}", f"{label}: {title}", notes)
+            except Missing:
+                continue
+            except Exception as error:
+                report.failed(f"{label}: {title}", error)
+        report.sections.append(section)
+    _name_apart(report.sections)
+    return report
 
 
-def _classes(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Table | Figure]:
-    """Return the per-class figure of an experiment, and its attacks where it asked for them."""
-    items: list[Table | Figure] = []
-    classes = results.classes[results.classes["run_id"].isin(runs)]
-    served = classes[classes["method"] != "shared"]
-    if len(served):
-        sequence = served["request"].astype(str).str.match(r"\d+:").any()
-        make = fig4_sequential.sequence_figure if sequence else fig2_class_accuracy.class_figure
-        items.append(make(f"{stem}-classes", f"Accuracy of each class: {title}", classes, ["mean over seeds", *notes]))
-    attacks = results.membership[results.membership["run_id"].isin(runs)]
-    if len(attacks):
-        items += fig3_membership.attack_items(f"{stem}-membership", f"Membership inference: {title}", attacks, notes)
-    return items
+def _class_items(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
+    if fig4_sequential.in_sequence(results):
+        return fig4_sequential.sequence_figure(results, stem, title, notes)
+    return fig2_class_accuracy.class_figure(results, stem, title, notes)
 
 
-def experiments(results: Results) -> list[tuple[str, str, pd.DataFrame]]:
-    """Group runs into experiments: a job in one setting. Runs that are not whole stand alone."""
+def experiments(results: Results) -> list[tuple[str, str, Results]]:
+    """Group runs into experiments, a job in one setting: stem, title, runs. Runs that are not whole stand alone."""
     found = []
-    if results.runs.empty:
-        return []
     for (job, _), group in results.runs.groupby(["job", "setting"], sort=False):
-        whole = group[group["sound"]]
-        parts = [whole] if len(whole) else []
-        parts += [group[group["run_id"] == run] for run in group.loc[~group["sound"], "run_id"]]
+        whole = group[group["sound"].astype(bool)]
+        parts = [list(whole["run_id"])] if len(whole) else []
+        parts += [[run] for run in group.loc[~group["sound"].astype(bool), "run_id"]]
         for runs in parts:
-            state = "" if runs["sound"].all() else f", {runs.iloc[0]['state']}"
-            found.append((str(job), f"{job} ({by_method.describe(runs.iloc[0])}{state})", runs))
-    stems: dict[str, int] = {}
-    named = []
-    for job, title, runs in found:
-        stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", job)
-        stems[stem] = stems.get(stem, 0) + 1
-        named.append((stem if stems[stem] == 1 else f"{stem}-{stems[stem]}", title, runs))
-    return named
+            own = results.only(runs)
+            first = own.runs.iloc[0]
+            state = "" if first["state"] == "done" else f", {first['state']}"
+            stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", str(job))
+            found.append((stem, f"{job} ({by_method.describe(first)}{state})", own))
+    return found
+
+
+def _name_apart(sections: Sequence[Section]) -> None:
+    """Give each table and each figure a stem of its own, whatever the jobs are called."""
+    taken: set[tuple[type, str]] = set()
+    for section in sections:
+        for i, item in enumerate(section.items):
+            stem, number = item.stem, 1
+            while (type(item), stem) in taken:
+                number += 1
+                stem = f"{item.stem}-{number}"
+            taken.add((type(item), stem))
+            section.items[i] = replace(item, stem=stem)
 
 
 def write(report: Report, out: Path, tell: Callable[[str], None]) -> None:
     """Write everything into a folder, figures on several processes: a report may have a hundred of them."""
     out.mkdir(parents=True, exist_ok=True)
-    items = [item for section in report.sections for item in section.items]
-    figures = [item for item in items if isinstance(item, Figure)]
+    figures = [item for section in report.sections for item in section.items if isinstance(item, Figure)]
     workers = min(MOST_WORKERS, os.cpu_count() or 1) if len(figures) >= WORTH_WORKERS else 1
     context = multiprocessing.get_context("spawn")  # a fork would copy the reader's threads half-way through
     with ProcessPoolExecutor(workers, mp_context=context) if workers > 1 else nullcontext() as pool:
         drawn = {id(figure): pool.submit(figure.write, out) for figure in figures} if pool else {}
         for section in report.sections:
+            kept: list[Table | Figure] = []
             for item in section.items:
                 tell(item.title)
-                section.files.append(drawn[id(item)].result() if id(item) in drawn else item.write(out))
+                try:
+                    section.files.append(drawn[id(item)].result() if id(item) in drawn else item.write(out))
+                    kept.append(item)
+                except OSError:
+                    raise
+                except Exception as error:
+                    report.failed(item.title, error)
+            section.items = kept
 
 
 def count(sections: Sequence[Section]) -> tuple[int, int]:

@@ -23,9 +23,15 @@ NOTES = (
 )
 
 
-def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Table]:
-    """Make the table of these runs, finished or not."""
-    outcomes = compare.outcomes(results, runs=runs)
+def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Table]:
+    """Make the table of these runs, finished or not; finished ones on the seeds that all methods have."""
+    outcomes = compare.outcomes(results)
     if outcomes.empty:
         return []
-    return [by_method.build(stem, title, outcomes, COLUMNS, None, [*NOTES, *notes])]
+    left_out: list[str] = []
+    if results.runs["sound"].all():
+        outcomes, left_out = compare.paired(outcomes)
+    stages = results.stages[results.stages["method"] != "shared"]
+    rules = "; ".join(sorted(set(stages["rule"].dropna().astype(str))))
+    said = [*NOTES, f"what ended the stages: {rules}", *left_out, *notes]
+    return [by_method.build(stem, title, outcomes, COLUMNS, None, said)]

@@ -43,13 +43,14 @@ def split(rounds: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
     return parts.groupby(["method", "phase"])[list(PARTS)].mean()
 
 
-def make(results: Results, stem: str, title: str, runs: list[str], notes: list[str]) -> list[Figure]:
+def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
     """Make the figure of these runs, finished or not."""
-    rounds = results.rounds[results.rounds["run_id"].isin(runs)]
+    rounds = results.rounds
     if rounds.empty:
         return []
-    parts = split(rounds, results.clients[results.clients["run_id"].isin(runs)])
-    return [Figure(stem, title, partial(_draw, parts), [NOTE, *notes])]
+    older = "busy_s was not measured in all of these runs: there the whole wait counts as client steps"
+    said = [NOTE, *([older] if rounds["busy_s"].isna().any() else []), *notes]
+    return [Figure(stem, title, partial(_draw, split(rounds, results.clients)), said)]
 
 
 def _draw(parts: pd.DataFrame) -> mpl_figure.Figure:

@@ -1,69 +1,86 @@
 """What the figures over a swept setting share."""
 
+import re
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis import compare
+from analysis import by_method, compare, style
 from analysis.load import Results
-from analysis.outputs import Column, Table
+from analysis.outputs import Column, Missing, Table
 
 
-def with_swept(outcomes: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Add ``swept``: the number that a cell's name gives for a key."""
-    found = outcomes["cell"].astype(str).str.extract(rf"{key}=([^,]+)")[0]
-    return outcomes.assign(swept=pd.to_numeric(found, errors="coerce")).dropna(subset="swept")
+def with_swept(outcomes: pd.DataFrame, key: str, method: str | None = "quickdrop") -> tuple[pd.DataFrame, list[str]]:
+    """Add ``swept``, the number in a cell's name for a key; keep one method, request and point of other keys."""
+    cell = outcomes["cell"].astype(str)
+    number = pd.to_numeric(cell.str.extract(rf"(?:^|,){re.escape(key)}=([^,]+)")[0], errors="coerce")
+    rest = cell.str.replace(rf"(?:^|,){re.escape(key)}=[^,]+", "", regex=True)
+    outcomes = outcomes.assign(swept=number, rest=rest).dropna(subset="swept")
+    if method is not None:
+        outcomes = outcomes[outcomes["method"] == method]
+    if outcomes.empty:
+        raise Missing(f"a run with {key} in its sweep")
+    return by_method.first_of(outcomes, "rest", "asked")
 
 
-def reference(results: Results, outcomes: pd.DataFrame, method: str) -> float | None:
-    """Return a method's mean final R-Set accuracy over the same seeds, partitions, data, model and requests.
+def reference(
+    results: Results, outcomes: pd.DataFrame, method: str, sections: Sequence[str]
+) -> tuple[float | None, int]:
+    """Return a method's mean final R-Set accuracy over the same seeds, partitions and requests, and over how many.
 
-    It may come from another job, so long as that one trained the same federation.
+    It may come from another job, so long as these sections of both jobs are the same.
     """
-    wanted = {_federation(results, str(run)) for run in results.runs["run_id"] if _in(results, run, outcomes)}
-    others = compare.outcomes(results)
-    runs = [str(run) for run in results.runs["run_id"] if _federation(results, str(run)) in wanted]
-    allowed = set(results.runs.loc[results.runs["run_id"].isin(runs), "setting"])
-    others = others[(others["method"] == method) & others["setting"].isin(allowed)]
-    same = ["partition", "seed", "asked"]
-    pairs = outcomes[same].astype(str).drop_duplicates()
-    values = others.astype({name: str for name in same}).merge(pairs, on=same)["final.retain_accuracy"]
-    return float(values.mean()) if len(values) else None
+    settings = {_fixed(results, run, sections) for run in outcomes["run_id"]}
+    others = compare.outcomes(results.sound)
+    others = others[(others["method"] == method) & (others["cell"] == "")]
+    others = others[[_fixed(results, run, sections) in settings for run in others["run_id"]]]
+    same = ["dataset", "partition", "seed", "request"]
+    values = others.drop_duplicates(same, keep="last").merge(outcomes[same].drop_duplicates(), on=same)
+    return (float(values["final.retain_accuracy"].mean()) if len(values) else None), len(values)
 
 
-def _in(results: Results, run: str, outcomes: pd.DataFrame) -> bool:
-    settings = results.runs.set_index("run_id")["setting"]
-    return settings[run] in set(outcomes["setting"])
-
-
-def _federation(results: Results, run: str) -> str:
+def _fixed(results: Results, run: str, sections: Sequence[str]) -> str:
     config = results.manifests[run].get("config") or {}
-    data = config.get("data") or {}
-    return repr([data.get("dataset"), data.get("size"), config.get("model"), config.get("train")])
+    return repr([config.get(section) for section in sections])
 
 
 def sweep_table(
     stem: str,
     title: str,
     outcomes: pd.DataFrame,
-    columns: tuple[Column, ...],
-    where: str,
+    columns: Sequence[Column],
+    where: str | None,
     row_label: str,
-    notes: list[str],
+    notes: Sequence[str],
 ) -> Table:
     """Return a table with a row for each swept value."""
-    by = ["swept"]
-    summary = compare.summarize(outcomes, by, [column.key for column in columns]).sort_values("swept", kind="stable")
+    summary = compare.summarize(outcomes, ["swept"], [c.key for c in columns]).sort_values("swept", kind="stable")
     summary["row"] = [f"{value:g}" for value in summary["swept"]]
-    cifar = set(outcomes["dataset"].astype(str)) == {"cifar10"}
-    summary = compare.beside_paper(summary, where if cifar else None, row="row")
+    summary = compare.beside_paper(summary, where, row="row")
     used = [column for column in columns if (summary["column"] == column.key).any()]
     return Table(stem, title, used, summary.reset_index(drop=True), row_label, notes)
 
 
-def zoomed(axes: Axes, label: str) -> None:
-    """Show fractions as percentages, on the range that occurs."""
+def accuracy_panel(
+    axes: Axes, outcomes: pd.DataFrame, where: str | None, line: float | None, other: str, name: str
+) -> None:
+    """Draw R-Set accuracy after recovery against the swept values, another method's as a line, and the paper's."""
+    means = outcomes.groupby("swept")["final.retain_accuracy"].agg(["mean", "std"])
+    color = style.METHOD_COLORS["quickdrop"]
+    errors = means["std"].fillna(0)
+    axes.errorbar(means.index, means["mean"], yerr=errors, marker="o", color=color, capsize=2, label="QuickDrop")
+    if line is not None:
+        axes.axhline(line, color=style.METHOD_COLORS[other], ls="--", lw=1, label=name)
+    if where:
+        values = [(v, compare.paper_value(where, f"{v:g}", "final.retain_accuracy")) for v in means.index]
+        known = [(v, p) for v, p in values if p is not None]
+        axes.scatter(
+            [v for v, _ in known], [p for _, p in known], marker="o", facecolor="none", color="#777777", label="paper"
+        )
     axes.margins(y=0.15)
     least, most = axes.get_ylim()
     digits = 0 if most - least > 0.05 else 1
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{digits}f}")
-    axes.set_ylabel(f"{label} (%)")
+    axes.set_ylabel("R-Set accuracy (%)")
+    axes.legend()

@@ -1,6 +1,6 @@
 """Table 6: what distillation adds to the compute of training, per data set."""
 
-from analysis import by_method, compare, style
+from analysis import by_method, compare
 from analysis.load import Results
 from analysis.outputs import Column, Missing, Table
 
@@ -20,31 +20,30 @@ NOTES = (
 
 def make(results: Results) -> list[Table]:
     """Make one table with a row for each data set that the job was run on; without it, any distilling training does."""
-    clients = results.clients
-    train = clients[clients["run_id"].isin(results.sound) & (clients["phase"] == "train")]
-    if (train["job"] == JOB).any():
-        train = train[train["job"] == JOB]
-    sums = train.groupby(["dataset", "setting", "cell", "partition", "seed", "run_id"], observed=True, as_index=False)[
-        ["compute_s", "matching_s"]
-    ].sum()
+    sound = results.sound
+    clients = sound.clients[sound.clients["phase"] == "train"]
+    if (clients["job"] == JOB).any():
+        clients = clients[clients["job"] == JOB]
+    keys = ["dataset", "setting", "cell", "partition", "seed", "run_id"]
+    clients = clients.astype({name: str for name in keys if name != "seed"})
+    sums = clients.groupby(keys, sort=False)[["compute_s", "matching_s"]].sum().reset_index()
     distilled = sums[sums["matching_s"] > 0].copy()
     if distilled.empty:
-        raise Missing(f"qdsim run jobs/{JOB}.toml")
-    same = ["setting", "partition", "seed", "run_id"]
-    plain = sums[sums["matching_s"] == 0].groupby(same, observed=True)["compute_s"].mean().rename("plain_s")
-    distilled = distilled.join(plain, on=same)
-    distilled["overhead"] = distilled["matching_s"] / distilled["compute_s"]
+        raise Missing(by_method.supply(results.runs[results.runs["job"] == JOB], JOB))
     # a training that several runs reused is one measurement, not many
-    distilled = distilled.drop_duplicates(["setting", "partition", "seed", "compute_s"])
-    described = {run["run_id"]: by_method.describe(run) for _, run in results.runs.iterrows()}
-    distilled["what"] = distilled["run_id"].astype(str).map(described)
-    distilled["dataset"] = distilled["dataset"].astype(str)
-    summary = compare.summarize(distilled, ["dataset", "what"], [column.key for column in COLUMNS])
-    summary = compare.beside_paper(summary, "Table 6", row="dataset")
-    order = {name: i for i, name in enumerate(style.DATASETS)}
-    summary = summary.sort_values("dataset", key=lambda d: d.map(order), kind="stable")
-    summary["row"] = summary["what"]
-    warnings = by_method.warnings(results, results.runs[results.runs["run_id"].isin(distilled["run_id"])])
+    distilled = distilled.drop_duplicates(["dataset", "partition", "seed", "compute_s", "matching_s"])
+    same = ["setting", "partition", "seed"]
+    plain = sums[sums["matching_s"] == 0].drop_duplicates(same, keep="last")[[*same, "compute_s"]]
+    distilled = distilled.merge(plain.rename(columns={"compute_s": "plain_s"}), on=same, how="left")
+    distilled["overhead"] = distilled["matching_s"] / distilled["compute_s"]
+    described = {run["run_id"]: by_method.describe(run) for _, run in sound.runs.iterrows()}
+    distilled["what"] = distilled["run_id"].map(described)
+    rows = ["dataset", "what", "setting", "cell"]
+    summary = compare.summarize(distilled, rows, [column.key for column in COLUMNS])
+    row = summary["dataset"].replace({"svhn+extra": "svhn"})
+    summary = compare.beside_paper(summary.assign(paper_row=row), "Table 6", row="paper_row")
+    summary = by_method.labelled(summary, rows).drop(columns="paper_row")
+    summary["row"] = [" · ".join(filter(None, names)) for names in zip(summary["what"], summary["cell"], strict=True)]
     used = [column for column in COLUMNS if (summary["column"] == column.key).any()]
-    table = Table(JOB, TITLE, used, summary.reset_index(drop=True), "training", [*NOTES, *warnings])
-    return [table]
+    warnings = by_method.warnings(sound.only(distilled["run_id"]))
+    return [Table(JOB, TITLE, used, summary.reset_index(drop=True), "training", [*NOTES, *warnings])]

@@ -145,15 +145,15 @@ class Experiment:
                 unseen = "the trained state is not stored, since not all nodes see --out: nothing can reuse it"
                 self._emit(replace(place.progress(phase.name, 0, self._share()), note=unseen))
         if cell.distils and cell.job.synthetic.gallery:
-            self._show(place, phases[-1])
+            self._show(place, trained.rows["rounds"][-1])
         return trained
 
-    def _show(self, place: Place, last: Phase) -> None:
+    def _show(self, place: Place, last: Row) -> None:
         """Write the few synthetic images that the user asked to see."""
         hyper, split = place.cell.hyper.synthetic, place.seed_plan.partition
         picks = gallery.picks(split.synthetic_counts(hyper.scale), place.cell.job.synthetic.gallery)
         shown = self._executor.gallery(picks, hyper.init)
-        named = {**place.keys(last.name), "round": last.stage.rounds}
+        named = {**place.keys(last["phase"]), "round": last["round"]}
         self._writer.append("images", rows.part(named), [{**named, **row} for row in gallery.rows(picks, shown)])
 
     def _check_training(self, name: str, described: dict[str, Any]) -> None:

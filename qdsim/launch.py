@@ -119,7 +119,9 @@ def _check_same(job: Job, manifest: dict[str, Any], run_dir: Path) -> None:
     """Refuse to go on with a run of other settings; where the clients sit may change."""
     now = json.loads(json.dumps(job.model_dump()))
     before = manifest.get("config") or {}
-    flat_now, flat_before = _flat(now), _flat(before)
+    # a key that the run's version knew nothing of had its default
+    defaults = _flat(json.loads(json.dumps(Job(name=job.name).model_dump())))
+    flat_now, flat_before = _flat(now), defaults | _flat(before)
     differing = [k for k in sorted(flat_now | flat_before) if flat_now.get(k) != flat_before.get(k)]
     differing = [k for k in differing if not k.startswith("cluster.")]
     if differing:

@@ -186,11 +186,13 @@ class RayExecutor:
         return max([*busy, *shared])
 
     def _fetch(self, refs: Any, client_id: int, names: Assignment) -> ClientUpdate:
+        began_s = time.perf_counter()
         try:
             update, delta = ray.get(refs)
         except RayError as error:
             where = self._where(self._actor_of[client_id])
             raise ClientFailed(client_id, names.phase, names.round_number, where, _cause(error)) from error
+        self.wait_s += time.perf_counter() - began_s
         update.delta = P.from_numpy(delta)
         assert isinstance(update, ClientUpdate)
         return update

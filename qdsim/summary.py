@@ -86,16 +86,17 @@ def _read_named(run_dir: Path, table: str) -> pd.DataFrame:
 def asked_names(manifest: Mapping[str, Any]) -> dict[tuple[str, int, str], str]:
     """Map cell, seed and request to the request as the job has it, where the target was drawn: ``client:random``."""
     names: dict[tuple[str, int, str], str] = {}
+    config = manifest.get("config") or {}
     for cell in manifest.get("cells") or []:
         for seed, labels in (cell.get("requests") or {}).items():
-            for i, (label, asked) in enumerate(zip(labels, manifest["config"]["requests"], strict=True)):
-                if asked["target"] == "random":
-                    name = f"{asked['kind']}:random"
-                    if manifest["config"]["sequence"]:
+            for i, (label, asked) in enumerate(zip(labels, config.get("requests") or [], strict=False)):
+                if asked.get("target") == "random":
+                    name = f"{asked.get('kind')}:random"
+                    if config.get("sequence"):
                         name = f"{i + 1}:{name}"
                     elif len(labels) > 1:
                         name = f"{name} ({i + 1})"
-                    names[cell["cell"], int(seed), label] = name
+                    names[str(cell.get("cell", "")), int(seed), label] = name
     return names
 
 

@@ -40,11 +40,12 @@ def made_run(
     seeds: Sequence[int] = (0,),
     state: str = "done",
     profile: str | None = None,
-    partition: str = "p",
+    shards: str = "p",
     clients: int = 2,
     matching_s: float = 3.0,
     received: int | None = None,
     per_seed_s: float = 0.0,
+    hardware: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
     """Write a run in which each phase's rounds are given; a client's compute is an equal share of the round's.
@@ -58,10 +59,11 @@ def made_run(
         "run_id": run_dir.name,
         "config": config(job, seeds, list(methods), **changes),
         "origin": {"profile": profile},
+        "hardware": dict(hardware or {}),
         "cells": [
             {
                 "cell": "",
-                "partitions": {str(s): f"{partition}{s}" for s in seeds},
+                "partitions": {str(s): f"{shards}{s}" for s in seeds},
                 "requests": {str(s): ["class:9"] for s in seeds},
             }
         ],

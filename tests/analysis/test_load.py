@@ -1,6 +1,7 @@
 """Reading runs: what is read, and that bad input costs one line and never the rest."""
 
 import json
+import shutil
 
 import pandas as pd
 import pyarrow as pa
@@ -114,7 +115,7 @@ def test_a_half_written_part(tmp_path):
     results = load(tmp_path)
     assert len(results.rounds) == 2
     assert results.problems == [f"made-1: tables/rounds/{part.name}: not a whole Parquet file; left out"]
-    assert results.sound == set()
+    assert results.sound.runs.empty
 
 
 def test_a_part_that_is_being_written_is_not_looked_at(tmp_path):
@@ -143,7 +144,7 @@ def test_a_table_of_an_older_schema(tmp_path):
     results = load(tmp_path)
     assert results.rounds["busy_s"].isna().all()
     assert results.problems == ["made-1: its tables have schema version 1, not 2, and lack rounds.busy_s"]
-    assert results.sound == {"made-1"}
+    assert results.sound.runs["run_id"].tolist() == ["made-1"]
 
 
 def test_a_copy_of_a_run_is_read_once(tmp_path):
@@ -153,6 +154,77 @@ def test_a_copy_of_a_run_is_read_once(tmp_path):
     results = load([tmp_path / "a", tmp_path / "b"])
     assert len(results.runs) == 1
     assert "left out" in results.problems[0]
+
+
+def test_a_renamed_run_keeps_its_name_and_a_copy_of_it_is_left_out(tmp_path, monkeypatch):
+    """The manifest knows; also from inside the folder, where its name is a dot."""
+    run = made_run(tmp_path, METHODS)
+    renamed = run.rename(tmp_path / "z-mine")
+    assert set(load(tmp_path).stages["run_id"]) == {"made-1"}
+    monkeypatch.chdir(renamed)
+    assert set(load(".").stages["run_id"]) == {"made-1"}
+    shutil.copytree(renamed, tmp_path / "zz-copy")
+    results = load(tmp_path)
+    assert len(results.stages) == 3
+    assert "run made-1 was read already" in results.problems[0]
+
+
+@pytest.mark.parametrize("content", [{"config": {"requests": None}}, {}, {"config": {"name": "x", "sweep": None}}])
+def test_a_manifest_that_lacks_things(tmp_path, content):
+    """Whatever it lacks, there is no traceback."""
+    run = made_run(tmp_path, METHODS)
+    (run / "manifest.json").write_text(json.dumps(content | {"cells": [{"requests": {"0": ["class:9"]}}]}))
+    results = load(tmp_path)
+    assert len(results.runs) == 1
+    assert len(results.stages) == 3
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"config": 5}', '{"cells": 3}'])
+def test_a_manifest_that_is_none_of_ours(tmp_path, text):
+    """One line."""
+    run = made_run(tmp_path, METHODS)
+    (run / "manifest.json").write_text(text)
+    results = load(tmp_path)
+    assert results.runs.empty
+    assert len(results.problems) == 1
+
+
+def test_done_is_not_believed_when_rounds_are_lost(tmp_path):
+    """A part that a copy left behind: the table stages counts it."""
+    run = made_run(tmp_path, METHODS)
+    next((run / "tables" / "rounds").glob("*recover*")).unlink()
+    results = load(tmp_path)
+    assert results.sound.runs.empty
+    assert results.problems == [
+        "made-1: 1 rounds that table stages counts are not in table rounds: left out of comparisons"
+    ]
+
+
+def test_done_is_not_believed_when_a_method_is_missing(tmp_path):
+    """The manifest names it, the table does not have it."""
+    made_run(tmp_path, METHODS)
+    run = made_run(tmp_path, METHODS, run="2")
+    content = json.loads((run / "manifest.json").read_text())
+    content["config"]["methods"].append("sga")
+    (run / "manifest.json").write_text(json.dumps(content))
+    results = load(tmp_path)
+    assert results.sound.runs["run_id"].tolist() == ["made-1"]
+    assert "sga of seed 0" in results.problems[0]
+
+
+def test_rows_are_in_the_order_of_the_phases(tmp_path):
+    """Not of the files' names: recovery comes after unlearning."""
+    results = load(made_run(tmp_path, METHODS))
+    assert results.stages["phase"].tolist() == ["unlearn", "recover", "train"]  # quickdrop before shared
+
+
+def test_of_two_runs_of_the_same_the_newest_stays(tmp_path):
+    """In every table, or each of its rounds would be drawn twice."""
+    made_run(tmp_path, METHODS, run="1")
+    made_run(tmp_path, {"quickdrop": {"unlearn": [(9.0, 0.0, 0.1)]}}, run="2")
+    kept = load(tmp_path).sound
+    assert set(kept.rounds["run_id"]) == {"made-2"}
+    assert len(kept.partitions) == 6
 
 
 def test_pandas_reads_a_table_whose_next_part_is_being_written(tmp_path):

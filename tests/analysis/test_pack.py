@@ -27,7 +27,9 @@ def test_a_packed_run_reads_as_the_run_did(tmp_path):
 
 def test_it_does_not_say_where_it_was_made(tmp_path):
     """Neither host nor folder of the data; the setting is the same."""
-    run = made_run(tmp_path / "runs", METHODS, data={"dataset": "mnist", "root": "/home/somebody/data"})
+    run = made_run(
+        tmp_path / "runs", METHODS, data={"dataset": "folder:/home/somebody/mine", "root": "/home/somebody/data"}
+    )
     content = json.loads((run / "manifest.json").read_text())
     content |= {"hardware": {"host": "somehost", "cpus": 2}}
     content["origin"] = {"profile": None, "job": "/home/somebody/x.toml", "set": ["data.root=/home/somebody/data"]}
@@ -36,7 +38,17 @@ def test_it_does_not_say_where_it_was_made(tmp_path):
     text = (packed / "manifest.json").read_text()
     assert "somebody" not in text
     assert "somehost" not in text
-    assert load(packed).runs["setting"].tolist() == load(run).runs["setting"].tolist()
+    assert load(packed).runs["dataset"].tolist() == ["folder:mine"]
+
+
+def test_a_run_with_a_damaged_part_is_refused_and_leaves_nothing(tmp_path):
+    """So that the next try does not find half a run there."""
+    run = made_run(tmp_path / "runs", METHODS)
+    part = next((run / "tables" / "rounds").glob("*recover*"))
+    part.write_bytes(b"half")
+    with pytest.raises(BadInput, match="not a whole Parquet file"):
+        pack(run, tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
 
 
 def test_an_unfinished_run_and_a_second_time_are_refused(tmp_path):
