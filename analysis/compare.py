@@ -123,8 +123,9 @@ def paired(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
             else:
                 alone.append(method)
         rows = group[~group["method"].isin(alone)]
-        in_common = [pair in common for pair in zip(rows["seed"], rows["partition"], strict=True)]
-        dropped = sorted({int(seed) for seed in rows.loc[[not c for c in in_common], "seed"]})
+        pairs = zip(rows["seed"], rows["partition"], strict=True)
+        in_common = pd.Series([pair in common for pair in pairs], index=rows.index, dtype=bool)
+        dropped = sorted({int(seed) for seed in rows.loc[~in_common, "seed"]})
         if dropped:
             notes.append(f"seeds {dropped} left out: not every method has them")
         if alone:

@@ -34,7 +34,7 @@ def reference(
     settings = {_fixed(results, run, sections) for run in outcomes["run_id"]}
     others = compare.outcomes(results.sound)
     others = others[(others["method"] == method) & (others["cell"] == "")]
-    others = others[[_fixed(results, run, sections) in settings for run in others["run_id"]]]
+    others = others[others["run_id"].map(lambda run: _fixed(results, run, sections) in settings).astype(bool)]
     same = ["dataset", "partition", "seed", "request"]
     values = others.drop_duplicates(same, keep="last").merge(outcomes[same].drop_duplicates(), on=same)
     return (float(values["final.retain_accuracy"].mean()) if len(values) else None), len(values)

@@ -18,6 +18,7 @@ from analysis.outputs import Table
 from qdsim import config
 from tests.analysis.made import made_run
 from tests.conftest import PROJECT
+from tests.runs import run
 
 TABLES = [
     "table1_methods",
@@ -163,18 +164,15 @@ def test_table_1_has_the_storage_of_methods_of_one_level(all_jobs):
     assert own["client"] == "✓"
 
 
-def test_a_sweep_of_two_methods_draws_the_curve_of_one(tmp_path_factory, tmp_path):
+def test_a_sweep_of_two_methods_draws_the_curve_of_one(tmp_path):
     """SGA-Or in the sweep over s does not enter QuickDrop's means."""
-    from tests.runs import run
-
-    out = tmp_path_factory.mktemp("both")
     request = [{"kind": "class", "target": 3}]
     both = {"methods": ["quickdrop", "sga"], "sweep": {"synthetic.scale": [10, 100]}, "relearn": {"rounds": 0}}
-    made = run(out, name="fig6_scale", requests=request, **both)
+    made = run(tmp_path, name="fig6_scale", requests=request, **both)
     stages = pd.read_parquet(made / "tables" / "stages")
     own = stages[(stages["method"] == "quickdrop") & (stages["phase"] == "recover")].set_index("cell")
-    table = item(out, "fig6_scale")
-    found = table[table["column"] == "final.retain_accuracy"].set_index("label" if "label" in table else "row")
+    table = item(tmp_path, "fig6_scale")
+    found = table[table["column"] == "final.retain_accuracy"].set_index("row")
     assert found.loc["10", "mean"] == own.loc["synthetic.scale=10", "retain_accuracy"]
     assert found.loc["100", "mean"] == own.loc["synthetic.scale=100", "retain_accuracy"]
 
