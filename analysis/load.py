@@ -49,6 +49,8 @@ class Results:
     manifests: dict[str, dict[str, Any]]
     problems: list[str] = field(default_factory=list)
     """One line for each thing that could not be read or was left out of comparisons."""
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What was worked out of these tables before; they do not change."""
 
     def __getattr__(self, name: str) -> pd.DataFrame:
         """Return a table by its name: ``results.rounds``."""
@@ -64,7 +66,13 @@ class Results:
 
     def only(self, runs: Iterable[str]) -> "Results":
         """Return some runs alone; what several of them hold of one job, seed, method and request, the newest's."""
-        chosen = set(runs)
+        chosen = frozenset(runs)
+        if chosen not in self.memo:
+            self.memo[chosen] = self._restricted(chosen)
+        found: Results = self.memo[chosen]
+        return found
+
+    def _restricted(self, chosen: frozenset[str]) -> "Results":
         tables = {name: _newest(table[table["run_id"].isin(chosen)]) for name, table in self.tables.items()}
         manifests = {run: manifest for run, manifest in self.manifests.items() if run in chosen}
         return Results(self.runs[self.runs["run_id"].isin(chosen)], tables, manifests)

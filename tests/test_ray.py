@@ -182,13 +182,13 @@ def test_an_ask_that_cannot_be_met_ends_within_the_time_out(cluster_address, tmp
 
 @pytest.mark.ray
 def test_shards_and_synthetic_sets_stay_with_their_actor():
-    """What an actor's methods hand out are updates, counts, sizes and two figures of a sample: no pixels."""
+    """What an actor's methods hand out are updates, counts, sizes and two figures of a sample; pixels for the gallery."""
     from qdsim.phases import ClientUpdate
     from qdsim.ray_clients import ClientActor
 
     methods = {m for m in vars(ClientActor.__ray_metadata__.modified_class) if not m.startswith("_")}
     looks = {"test_counts", "own_counts", "test_features", "own_features", "storage_bytes"}
-    assert methods == {"describe", "adopt", "step", "sees", "save_clients", "load_clients", *looks}
+    assert methods == {"describe", "adopt", "step", "sees", "save_clients", "load_clients", "gallery", *looks}
     fields = {name: kind for name, kind in ClientUpdate.__annotations__.items() if kind not in (int, float, str)}
     assert set(fields) == {"delta"}
 

@@ -22,7 +22,7 @@ def test_a_table_can_be_read_before_its_first_row(tmp_path):
         assert len(frame) == 0
         assert list(frame.columns) == [name for name, _, _ in columns]
     schema = pq.read_schema(run_dir / "tables" / "rounds" / "00-schema.parquet")
-    assert schema.metadata[b"qdsim.schema_version"] == b"1"
+    assert schema.metadata[b"qdsim.schema_version"] == str(tables.SCHEMA_VERSION).encode()
     assert schema.metadata[b"qdsim.run_id"] == run_dir.name.encode()
 
 
