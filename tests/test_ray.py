@@ -182,7 +182,7 @@ def test_an_ask_that_cannot_be_met_ends_within_the_time_out(cluster_address, tmp
 
 @pytest.mark.ray
 def test_shards_and_synthetic_sets_stay_with_their_actor():
-    """What an actor's methods hand out are updates, counts, sizes and two figures of a sample; pixels for the gallery."""
+    """An actor hands out updates, counts, sizes and two figures of a sample; pixels for the gallery alone."""
     from qdsim.phases import ClientUpdate
     from qdsim.ray_clients import ClientActor
 
