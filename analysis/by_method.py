@@ -168,7 +168,7 @@ def tables(
         outcomes, left_out = compare.paired(compare.outcomes(own))
         where = paper.where if paper and paper.covers(own.runs.iloc[0]) else None
         said = [*notes, *left_out, *warnings(own)]
-        if any(column in (SPEEDUP, *CONVERGED) for column in columns):
+        if any(column.key == SPEEDUP.key for column in columns):
             said.insert(0, f"speed-up in summed client compute: {compare.CONVERGED_RULE}")
         made.append(build(stem, f"{title} ({what})", outcomes, columns, where, said))
     return made

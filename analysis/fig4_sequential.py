@@ -4,6 +4,7 @@ from functools import partial
 
 import pandas as pd
 from matplotlib import figure as mpl_figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis import by_method, style
 from analysis.fig2_class_accuracy import plot_classes, shade, timeline
@@ -61,6 +62,7 @@ def _draw(classes: pd.DataFrame) -> mpl_figure.Figure:
         plot_classes(axis, line)
         style.percent_axis(axis, "test accuracy")
         axis.set_xlim(0, max(line.index))
+        axis.xaxis.set_major_locator(MaxNLocator(10, integer=True))
         axis.set_xlabel("round after training; above: the class or client forgotten")
         axis.set_title(style.method(method), pad=14)
     style.legend(drawn, axes)

@@ -4,6 +4,7 @@ from functools import partial
 
 import pandas as pd
 from matplotlib import figure as mpl_figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis import by_method, compare, style
 from analysis.by_method import Paper
@@ -56,6 +57,7 @@ def _draw(outcomes: pd.DataFrame, where: str | None, oracle: float | None) -> mp
     drawn, (left, right) = style.figure(style.TEXT_WIDTH, 2.5, 1, 2)
     accuracy_panel(left, outcomes, where, oracle, "retrain", "Retrain-Or")
     left.set_xlabel("fine-tuning steps F")
+    left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     gradients = outcomes.groupby("swept")[["train.gradients_per_client", "finetune.gradients_per_client"]].mean()
     places = range(len(gradients))
     train, tuned = gradients["train.gradients_per_client"], gradients["finetune.gradients_per_client"]

@@ -159,6 +159,8 @@ def text(kind: str, value: float, signed: bool = False) -> str:
         return f"{sign}{_bytes(value)}"
     if kind == "count":
         return f"{sign}{value:,.0f}" if float(value).is_integer() else f"{sign}{value:,.1f}"
+    if kind == "times" and abs(value) < 0.95:
+        return f"{sign}{value:.2g}×"
     if kind == "times":
         return f"{sign}{value:,.1f}×" if abs(value) < 100 else f"{sign}{value:,.0f}×"
     if kind == "seconds":

@@ -41,7 +41,7 @@ def _draw(outcomes: pd.DataFrame) -> mpl_figure.Figure:
         style.log_axis(axis, "x", "client compute until recovered (s)")
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}")
         axis.margins(0.12)
-    style.legend(drawn, axes, columns=3 * panels)
+    style.legend(drawn, axes)
     return drawn
 
 

@@ -58,11 +58,19 @@ PAPER: tuple[ModuleType, ...] = (
     ablation_matching,
 )
 """What the paper has and what our jobs add, in the order of the report."""
+
+
+def _class_items(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
+    if fig4_sequential.in_sequence(results):
+        return fig4_sequential.sequence_figure(results, stem, title, notes)
+    return fig2_class_accuracy.class_figure(results, stem, title, notes)
+
+
 Make = Callable[[Results, str, str, list[str]], Sequence[Table | Figure]]
 EVERY: dict[str, tuple[str, Make]] = {
     "result": ("Result", result.make),
     "curves": ("Learning curves", learning_curves.make),
-    "classes": ("Accuracy of each class", lambda *given: _class_items(*given)),
+    "classes": ("Accuracy of each class", _class_items),
     "membership": ("Membership inference", fig3_membership.attack_items),
     "pareto": ("Accuracy against cost", pareto.make),
     "payback": ("When distillation is paid back", payback.make),
@@ -122,19 +130,13 @@ def plan(results: Results) -> Report:
         for name, (label, make) in EVERY.items():
             try:
                 section.items += make(own, f"{stem}-{name}", f"{label}: {title}", notes)
-            except Missing:
-                continue
+            except Missing as error:
+                report.missing.append((f"{label}: {title}", str(error)))
             except Exception as error:
                 report.failed(f"{label}: {title}", error)
         report.sections.append(section)
     _name_apart(report.sections)
     return report
-
-
-def _class_items(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
-    if fig4_sequential.in_sequence(results):
-        return fig4_sequential.sequence_figure(results, stem, title, notes)
-    return fig2_class_accuracy.class_figure(results, stem, title, notes)
 
 
 def experiments(results: Results) -> list[tuple[str, str, Results]]:

@@ -104,8 +104,9 @@ def _decades(axis: Axis) -> float:
     return math.log10(most / least) if 0 < least < most < math.inf else 0.0
 
 
-def legend(drawn: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
-    """Put one legend under the figure: every name that occurs in any panel, once."""
+def legend(drawn: Figure, axes: Iterable[Axes]) -> None:
+    """Put one legend under the figure, as wide as it may be: every name that occurs in any panel, once."""
+    columns = max(2, int(drawn.get_figwidth() / 1.15))
     named: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):

@@ -170,6 +170,7 @@ def test_each_value_of_the_paper_has_its_place():
         ("percent", 0.7048, "70.48"),
         ("times", 463.7, "464×"),
         ("times", 7.13, "7.1×"),
+        ("times", 0.042, "0.042×"),
         ("count", 45000.0, "45,000"),
         ("count", 2.5, "2.5"),
         ("seconds", 15.61, "15.61"),

@@ -91,6 +91,12 @@ def test_the_paper_is_compared_with_the_same_data_only(report, tmp_path):
     assert found["difference"] == pytest.approx(0.6 - 0.7048)
 
 
+def test_a_speedup_says_by_which_rule(report):
+    """Every table of the paper that has one."""
+    for stem in ("table2_cifar10", "table3_svhn_100", "table4_client_noniid", "table4_client_iid"):
+        assert "retraining counted up to its first round within 1 point" in (report / f"{stem}.md").read_text(), stem
+
+
 def test_fig5_counts_gradients_of_training_and_of_fine_tuning(all_jobs, report):
     """Three rounds of three steps are 9 gradients a client; F = 0 tunes nothing."""
     table = pd.read_csv(report / "fig5_finetune.csv")
