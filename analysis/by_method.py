@@ -53,9 +53,9 @@ class Paper:
     split: str
 
     def covers(self, run: pd.Series) -> bool:
-        """Tell whether a run is that experiment, at whatever size."""
+        """Tell whether a run is that experiment, at whatever size but that of a smoke test, and on its real data."""
         same = run["clients"] == str(self.clients) and run["split"] == self.split
-        return bool(same and run["dataset"] in self.datasets)
+        return bool(same and run["dataset"] in self.datasets and not run["caveat"])
 
 
 def build(
@@ -133,14 +133,8 @@ def describe(run: pd.Series) -> str:
 
 def warnings(results: Results) -> list[str]:
     """Return what must be said under figures of these runs."""
-    found = []
-    if (results.runs["profile"] == "smoke").any():
-        found.append("profile smoke: these numbers show that the job runs, and mean nothing else")
-    for manifest in results.manifests.values():
-        note = (manifest.get("data") or {}).get("note")
-        if note and note not in found:
-            found.append(note)
-    return found
+    found = [caveat for caveat in dict.fromkeys(results.runs["caveat"]) if caveat]
+    return [f"{caveat}; not compared with the paper" for caveat in found]
 
 
 def first_of(frame: pd.DataFrame, *keys: str) -> tuple[pd.DataFrame, list[str]]:

@@ -36,7 +36,7 @@ VARIES = {
     "synthetic": {"gallery"},
 }
 """Keys in which runs of one setting may differ: none of them moves a number of a given cell, seed and method."""
-RUN_COLUMNS = ["run_id", "path", "job", "dataset", "clients", "split", "profile", "state", "setting", "sound"]
+RUN_COLUMNS = ["run_id", "path", "job", "dataset", "clients", "split", "profile", "state", "setting", "caveat", "sound"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Results:
     """What was found: a DataFrame for each table, one for the runs, and what was wrong."""
 
     runs: pd.DataFrame
-    """One row per run; ``sound``: it may be compared with others."""
+    """One row per run. ``sound``: it may be compared with others; ``caveat``: why not with the paper, or empty."""
     tables: dict[str, pd.DataFrame]
     manifests: dict[str, dict[str, Any]]
     problems: list[str] = field(default_factory=list)
@@ -230,7 +230,15 @@ def _run_row(run_id: str, path: Path, manifest: dict[str, Any]) -> dict[str, Any
         "profile": (manifest.get("origin") or {}).get("profile") or "",
         "state": str(manifest.get("state", "")),
         "setting": setting(manifest),
+        "caveat": _caveat(manifest),
     }
+
+
+def _caveat(manifest: dict[str, Any]) -> str:
+    """Say why a run's numbers are no measurement of the paper's experiment, whatever its job is called."""
+    if (manifest.get("origin") or {}).get("profile") == "smoke":
+        return "profile smoke: these numbers show that the job runs, and mean nothing else"
+    return str((manifest.get("data") or {}).get("note") or "")
 
 
 def setting(manifest: dict[str, Any]) -> str:

@@ -42,6 +42,8 @@ def make(results: Results) -> list[Table]:
     summary = compare.summarize(distilled, rows, [column.key for column in COLUMNS])
     row = summary["dataset"].replace({"svhn+extra": "svhn"})
     summary = compare.beside_paper(summary.assign(paper_row=row), "Table 6", row="paper_row")
+    apart = set(sound.runs.loc[sound.runs["caveat"] != "", "setting"])
+    summary.loc[summary["setting"].isin(apart), ["paper", "difference"]] = float("nan")
     summary = by_method.labelled(summary, rows).drop(columns="paper_row")
     summary["row"] = [" · ".join(filter(None, names)) for names in zip(summary["what"], summary["cell"], strict=True)]
     used = [column for column in COLUMNS if (summary["column"] == column.key).any()]

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qdsim import derivatives
 from qdsim.clients import ClientState, normalize
 from qdsim.data import Pixels
 from qdsim.forgetting import Branch, View
@@ -53,7 +54,7 @@ def _logits(
     for start in range(0, len(rows), BATCH):
         piece = slice(start, start + BATCH)
         batch = torch.from_numpy(pool[rows[piece]]).to(compute.device)
-        yield piece, compute.model.forward(theta, normalize(batch, pixels, dtype))
+        yield piece, derivatives.forward(compute.model, theta, normalize(batch, pixels, dtype), keep=False).logits
 
 
 def count_correct(

@@ -21,7 +21,7 @@ from qdsim.config import Job
 from qdsim.errors import BadInput, Interrupted, QdsimError
 from qdsim.experiment import Experiment, Progress
 from qdsim.federation import InlineExecutor
-from qdsim.hosts import ClientHost, Images, use_threads
+from qdsim.hosts import ClientHost, Images, keep_freed_memory, use_threads
 from qdsim.phases import Compute, resolve_micro_batch
 from qdsim.plan import Cell, Plan, make
 
@@ -139,6 +139,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 
 def _run_inline(plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None]) -> None:
     use_threads(plan.job.cluster.threads)
+    keep_freed_memory()
     device = torch.device("cpu")
     compute = Compute(plan.cells[0].model, device, resolve_micro_batch(plan.job.cluster.micro_batch, device))
     executor = InlineExecutor(ClientHost(compute, images))

@@ -7,7 +7,7 @@ from qdsim import params as P
 from qdsim.data import Pixels
 from qdsim.evaluation import Counts
 from qdsim.forgetting import Branch
-from qdsim.hosts import ClientHost, Images, Pick, Shard, Shown, device_of, use_threads
+from qdsim.hosts import ClientHost, Images, Pick, Shard, Shown, device_of, keep_freed_memory, use_threads
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Arrays
@@ -29,6 +29,7 @@ class ClientActor:
         micro_batch: int | str,
     ):
         use_threads(threads)
+        keep_freed_memory()
         context = ray.get_runtime_context()
         gpu_ids = context.get_accelerator_ids()["GPU"]
         device = device_of(gpu_ids)

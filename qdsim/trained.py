@@ -30,7 +30,7 @@ from qdsim.params import Params
 from qdsim.phases import Phase
 from qdsim.plan import Cell, Plan, SeedPlan
 
-VERSION = 1
+VERSION = 2
 """Of the algorithms that training consists of: another number, another hash."""
 FOLDER = ".trained"
 FIX = "delete the folder under .trained to train again"

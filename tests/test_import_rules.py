@@ -11,6 +11,7 @@ from tests.conftest import PROJECT
 ALL = {"anything"}
 LEAVES = {"qdsim.errors", "qdsim.seeds", "qdsim.params", "qdsim.hyper", "qdsim.clocks", "qdsim.stopping"}
 VALUES = LEAVES | {"qdsim.data", "qdsim.models", "qdsim.clients", "qdsim.forgetting", "qdsim.phases", "qdsim.history"}
+VALUES |= {"qdsim.derivatives"}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     # module: (what it may import of qdsim, which third parties)
     "errors": (set(), set()),
@@ -23,6 +24,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "arrays": ({"qdsim.errors"}, {"numpy"}),
     "history": (LEAVES, {"torch", "numpy"}),
     "models": (LEAVES, {"torch"}),
+    "derivatives": (LEAVES | {"qdsim.models"}, {"torch"}),
     "forgetting": (set(), {"numpy"}),
     "data": (LEAVES, {"numpy", "torchvision", "sklearn", "pyarrow", "PIL", "scipy"}),
     "partition": (LEAVES, {"numpy"}),

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qdsim import derivatives
 from qdsim import params as P
-from qdsim.algorithms.local_sgd import batches, make_update, summed_gradient
+from qdsim.algorithms.local_sgd import batches, class_gradients, make_update, micro_batches, summed_gradient
 from qdsim.clients import ClientState, SyntheticSet
 from qdsim.clocks import Stopwatch
 from qdsim.errors import Diverged
@@ -55,28 +56,39 @@ def initial_set(
     return SyntheticSet(images, client.labels[rows], torch.zeros_like(images), rows, np.concatenate(extra))
 
 
-def distance(synthetic: list[Tensor], real: list[Tensor]) -> Tensor:
-    """d(·,·): the sum over tensors and their output rows of 1 - cos; one-dimensional tensors count 0."""
-    total = torch.zeros((), dtype=real[0].dtype, device=real[0].device)
-    for a, b in zip(synthetic, real, strict=True):
-        if a.ndim < 2:
-            continue
-        a, b = a.flatten(1), b.flatten(1)
-        norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(b, dim=1)
-        total = total + (1 - (a * b).sum(1) / (norms + DISTANCE_EPS)).sum()
-    return total
+def toward(synthetic: Tensor, real: Tensor) -> Tensor:
+    """∂d/∂g for the gradients g of the synthetic set and g' of the real data, both (classes, rows, ...).
+
+    d(g, g') is the sum over tensors and their output rows of 1 - cos = 1 - <g, g'> / (|g| |g'| + ε); one-dimensional
+    tensors count 0. A row without length has no direction to turn: its derivative is that of <g, g'> alone.
+    """
+    a, b = synthetic.flatten(2), real.flatten(2)
+    length, other = (torch.linalg.vector_norm(t, dim=2, keepdim=True) for t in (a, b))
+    below = length * other + DISTANCE_EPS
+    turn = (a * b).sum(2, keepdim=True) * other / (below * below * length)
+    found: Tensor = a * torch.where(length > 0, turn, 0) - b / below
+    return found.view_as(synthetic)
 
 
-def pixel_gradient(compute: Compute, params: Params, images: Tensor, label: int, real: Params) -> Tensor:
-    """∇_S d(∇_θ L^{S^c}(θ), ∇_θ L^{D^c}(θ)) for the images of one class; θ is left alone."""
-    matched = [name for name, tensor in params.items() if tensor.ndim >= 2]
-    leaves = {name: tensor.detach().requires_grad_(name in matched) for name, tensor in params.items()}
-    pixels = images.detach().requires_grad_()
-    labels = torch.full((len(images),), label, device=images.device)
-    loss = F.cross_entropy(compute.model.forward(leaves, pixels), labels)
-    gradient = torch.autograd.grad(loss, [leaves[name] for name in matched], create_graph=True)
-    d = distance(list(gradient), [real[name] for name in matched])
-    return torch.autograd.grad(d, pixels)[0]
+def pixel_gradients(compute: Compute, params: Params, images: Tensor, counts: dict[int, int], real: Params) -> Tensor:
+    """∇_S d(∇_θ L^{S^c}(θ), ∇_θ L^{D^c}(θ)), with L the mean over the class's images; θ is left alone.
+
+    ``images`` are sorted by class, ``counts`` of each; ``real`` is stacked over the same classes.
+    """
+    sizes = list(counts.values())
+    repeats = torch.tensor(sizes, device=images.device)
+    labels = torch.tensor(list(counts), device=images.device).repeat_interleave(repeats)
+    weights = (1 / repeats.to(images.dtype)).repeat_interleave(repeats)
+    gradient = {name: torch.zeros_like(stack) for name, stack in real.items()}
+    passes = []
+    for batch, pieces in micro_batches(sizes, compute.micro_batch):
+        done = derivatives.forward(compute.model, params, images[batch])
+        g = (done.logits.softmax(1) - F.one_hot(labels[batch], compute.model.num_classes)) * weights[batch, None]
+        back = derivatives.backward(done, g)
+        derivatives.add_weight_gradients(done, back, pieces, gradient)
+        passes.append((done, back, weights[batch], pieces))
+    v = {name: toward(stack, real[name]) for name, stack in gradient.items()}
+    return torch.cat([derivatives.pixel_gradient(done, back, own, v, pieces) for done, back, own, pieces in passes])
 
 
 def match(
@@ -84,24 +96,50 @@ def match(
     params: Params,
     pixels: Tensor,
     velocity: Tensor,
-    rows_of_class: dict[int, Tensor],
-    real: dict[int, Params],
+    rows_of_class: dict[int, np.ndarray],
+    real: Params,
     distillation: Distillation,
 ) -> None:
     """S_i ← opt-alg(d, ς_S, η_S), class by class (equation 6). In place on ``pixels`` and ``velocity``.
 
-    ``rows_of_class`` are the rows of B^S by class; ``real`` holds each class's mean gradient on B^D.
+    ``rows_of_class`` are the rows of B^S by class; ``real`` holds each class's mean gradient on B^D, stacked in
+    the same order. Classes that together have no more images than a micro-batch share their passes.
     """
-    for _ in range(distillation.steps):
-        for c, rows in rows_of_class.items():
-            gradient = pixel_gradient(compute, params, pixels[rows], c, real[c])
+    classes = list(rows_of_class)
+    for places in together([len(rows) for rows in rows_of_class.values()], compute.micro_batch):
+        counts = {classes[place]: len(rows_of_class[classes[place]]) for place in places}
+        rows = torch.from_numpy(np.concatenate([rows_of_class[c] for c in counts])).to(pixels.device)
+        targets = {name: stack[places.start : places.stop] for name, stack in real.items()}
+        for _ in range(distillation.steps):
+            gradient = pixel_gradients(compute, params, pixels[rows], counts, targets)
             velocity[rows] = distillation.momentum * velocity[rows] + gradient
             pixels[rows] -= distillation.lr * velocity[rows]
 
 
-def mean_gradient(summed: Params, count: int) -> Params:
-    """Divide a summed gradient by its samples, where the distance looks at all."""
-    return {name: tensor / count for name, tensor in summed.items() if tensor.ndim >= 2}
+def together(sizes: list[int], most: int) -> list[range]:
+    """Group neighbours so that a group has at most ``most`` in all, or is one alone."""
+    groups: list[range] = []
+    held = 0
+    for place, size in enumerate(sizes):
+        if groups and held + size <= most:
+            groups[-1] = range(groups[-1].start, place + 1)
+            held += size
+        else:
+            groups.append(range(place, place + 1))
+            held = size
+    return groups
+
+
+def class_means(
+    by_class: Params, classes: np.ndarray, counts: np.ndarray, rows_of_class: dict[int, np.ndarray]
+) -> Params:
+    """Divide each class's summed gradient by its samples, for the classes that are matched."""
+    places = [place for place, c in enumerate(classes) if int(c) in rows_of_class]
+    found = {}
+    for name, stack in by_class.items():
+        sizes = torch.from_numpy(counts[places]).to(stack).view(-1, *[1] * (stack.ndim - 1))
+        found[name] = (stack if len(places) == len(stack) else stack[places]) / sizes
+    return found
 
 
 def learnt(synthetic: SyntheticSet, pixels: Tensor, velocity: Tensor) -> SyntheticSet:
@@ -133,31 +171,28 @@ def finetune(
     labels = torch.from_numpy(synthetic.labels).to(compute.device)
     theta = P.to(compute.model.init(names.generator("finetune-init", client.client_id), dtype), compute.device)
     draws = names.generator("batches", client.client_id)
+    classes = np.unique(client.labels)
+    own = {int(c): np.flatnonzero(client.labels == c) for c in classes}
+    rows_of_class = {int(c): np.flatnonzero(synthetic.labels == c) for c in classes}
     losses: list[Tensor] = []
     processed = 0
     for step in range(FINETUNE_STEPS):
-        real: dict[int, Params] = {}
-        rows_of_class: dict[int, Tensor] = {}
-        loss = torch.zeros((), dtype=dtype, device=compute.device)
-        for c in np.unique(client.labels):
-            positions = np.flatnonzero(client.labels == c)
-            chosen = positions[torch.randperm(len(positions), generator=draws)[:batch_size].numpy()]
-            images = client.normalized(chosen, compute.device, dtype)
-            targets = torch.full((len(chosen),), int(c), device=compute.device)
-            loss_sum, gradient = summed_gradient(compute, theta, images, targets)
-            real[int(c)] = mean_gradient(gradient, len(chosen))
-            rows_of_class[int(c)] = torch.nonzero(labels == int(c)).flatten()
-            loss += loss_sum / len(chosen)
-            processed += len(chosen)
+        chosen = [p[torch.randperm(len(p), generator=draws)[:batch_size].numpy()] for p in own.values()]
+        counts = np.array([len(positions) for positions in chosen])
+        images = client.normalized(np.concatenate(chosen), compute.device, dtype)
+        targets = torch.from_numpy(np.repeat(classes, counts)).to(compute.device)
+        loss, _, by_class = class_gradients(compute, theta, images, targets, counts.tolist())
         with watch:
+            real = class_means(by_class, classes, counts, rows_of_class)
             match(compute, theta, pixels, velocity, rows_of_class, real, distillation)
-        losses.append(loss / len(real))
+        processed += len(targets)
+        losses.append(loss / len(targets))
         if step == FINETUNE_STEPS - 1:
             break
         for _ in range(FINETUNE_EPOCHS):
             per_epoch = -(-len(labels) // batch_size)
-            for chosen in batches(len(labels), batch_size, per_epoch, draws):
-                rows = torch.from_numpy(chosen)
+            for mixed in batches(len(labels), batch_size, per_epoch, draws):
+                rows = torch.from_numpy(mixed)
                 _, gradient = summed_gradient(compute, theta, pixels[rows], labels[rows])
                 P.step_(theta, gradient, -FINETUNE_LR / len(rows))
     update = make_update(client.client_id, len(client.labels), {}, {}, losses, processed, watch)

@@ -11,13 +11,14 @@ paper only says "sample". (3) Its gradient is summed over micro-batches in a fix
 rounding, faster where the cache is short.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qdsim import derivatives
 from qdsim import params as P
 from qdsim.clients import ClientState
 from qdsim.clocks import Stopwatch
@@ -55,19 +56,52 @@ def summed_gradient(
     compute: Compute, params: Params, images: Tensor, labels: Tensor, objective: Objective = cross_entropy
 ) -> tuple[Tensor, Params]:
     """Return the sum over samples of loss and ∇_θ loss, added up over micro-batches in order."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+    loss_sum, total, _ = class_gradients(compute, params, images, labels, [len(labels)], objective)
+    return loss_sum, total
+
+
+def class_gradients(
+    compute: Compute,
+    params: Params,
+    images: Tensor,
+    labels: Tensor,
+    counts: Sequence[int],
+    objective: Objective = cross_entropy,
+) -> tuple[Tensor, Params, Params]:
+    """Return the summed loss and ∇_θ loss of a batch, and the latter for each class, stacked.
+
+    The batch is sorted by class, ``counts`` samples each. Only tensors that matching looks at (two dimensions or more)
+    are kept by class.
+    """
+    by_class = {n: t.new_zeros(len(counts), *t.shape) for n, t in params.items() if t.ndim >= 2}
+    total = {n: torch.zeros_like(t) for n, t in params.items() if t.ndim < 2}
     loss_sum = torch.zeros((), dtype=images.dtype, device=images.device)
-    total: list[Tensor] = []
-    for start in range(0, len(labels), compute.micro_batch):
-        piece = slice(start, start + compute.micro_batch)
-        loss = objective(compute.model.forward(leaves, images[piece]), labels[piece])
-        gradient = torch.autograd.grad(loss, list(leaves.values()))
+    for batch, pieces in micro_batches(counts, compute.micro_batch):
+        done = derivatives.forward(compute.model, params, images[batch])
+        leaf = done.logits.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = objective(leaf, labels[batch])
+        back = derivatives.backward(done, torch.autograd.grad(loss, leaf)[0])
+        derivatives.add_weight_gradients(done, back, pieces, by_class)
+        derivatives.add_bias_gradients(done, back, total)
         loss_sum += loss.detach()
-        if total:
-            torch._foreach_add_(total, gradient)
-        else:
-            total = list(gradient)
-    return loss_sum, dict(zip(leaves, total, strict=True))
+    total |= {n: stack.sum(0) if len(counts) > 1 else stack[0] for n, stack in by_class.items()}
+    return loss_sum, {n: total[n] for n in params}, by_class
+
+
+def micro_batches(counts: Sequence[int], size: int) -> Iterator[tuple[slice, derivatives.Pieces]]:
+    """Cut a batch that is sorted by class into pieces of ``size`` samples; say where each has which classes."""
+    ends = np.cumsum(counts)
+    for start in range(0, int(ends[-1]), size):
+        stop = min(start + size, int(ends[-1]))
+        pieces = []
+        for place in range(int(np.searchsorted(ends, start, side="right")), len(counts)):
+            first, last = max(start, int(ends[place]) - counts[place]), min(stop, int(ends[place]))
+            if first >= stop:
+                break
+            if first < last:
+                pieces.append((place, slice(first - start, last - start)))
+        yield slice(start, stop), pieces
 
 
 def run(

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from qdsim import params as P
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, finetune, learnt, match, mean_gradient
-from qdsim.algorithms.local_sgd import batches, make_update, summed_gradient
+from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, learnt, match
+from qdsim.algorithms.local_sgd import batches, class_gradients, make_update
 from qdsim.clients import ClientState
 from qdsim.clocks import Stopwatch
 from qdsim.forgetting import Branch, View
@@ -68,37 +68,29 @@ def train(
         chosen = chosen[np.argsort(client.labels[chosen], kind="stable")]
         images, labels = samples.batch(chosen, compute.device, dtype)
         # line 13: compute ∇L^{D_i} on B^D, kept per class
-        counts = np.bincount(client.labels[chosen])
-        real: dict[int, Params] = {}
-        loss = torch.zeros((), dtype=dtype, device=compute.device)
-        end = 0
-        for c in np.flatnonzero(counts):
-            start, end = end, end + int(counts[c])
-            loss_sum, real[int(c)] = summed_gradient(compute, theta, images[start:end], labels[start:end])
-            loss += loss_sum
+        classes, counts = np.unique(client.labels[chosen], return_counts=True)
+        loss, gradient, by_class = class_gradients(compute, theta, images, labels, counts.tolist())
         # lines 12, 14 and 15: sample B^S, compute ∇L^{S_i} on it and update it
         with watch:
-            rows = synthetic_rows(synthetic.labels, list(real), distillation.batch, synthetic_draws)
-            means = {c: mean_gradient(real[c], int(counts[c])) for c in rows}
-            match(compute, theta, pixels, velocity, rows, means, distillation)
+            rows = synthetic_rows(synthetic.labels, classes, distillation.batch, synthetic_draws)
+            match(compute, theta, pixels, velocity, rows, class_means(by_class, classes, counts, rows), distillation)
         # line 17: θ ← θ - η ∇L^{D_i}(θ), with the gradient of line 13
-        gradients = list(real.values())
-        for other in gradients[1:]:
-            P.step_(gradients[0], other, 1.0)
-        P.step_(theta, gradients[0], -stage.lr / len(chosen))
+        P.step_(theta, gradient, -stage.lr / len(chosen))
         losses.append(loss / len(chosen))
         processed += len(chosen)
     update = make_update(client.client_id, len(samples), params, theta, losses, processed, watch)
     return replace(client, synthetic=learnt(synthetic, pixels, velocity)), update
 
 
-def synthetic_rows(labels: np.ndarray, classes: list[int], most: int, generator: torch.Generator) -> dict[int, Tensor]:
+def synthetic_rows(
+    labels: np.ndarray, classes: np.ndarray, most: int, generator: torch.Generator
+) -> dict[int, np.ndarray]:
     """B^S: at most ``most`` synthetic images of the client, those of the given classes, by class."""
     rows = np.arange(len(labels))
     if len(labels) > most:
         rows = np.sort(torch.randperm(len(labels), generator=generator)[:most].numpy())
-    found = {c: rows[labels[rows] == c] for c in classes}
-    return {c: torch.from_numpy(chosen) for c, chosen in found.items() if len(chosen)}
+    found = {int(c): rows[labels[rows] == c] for c in classes}
+    return {c: chosen for c, chosen in found.items() if len(chosen)}
 
 
 def training(hyper: Hyper) -> list[Phase]:

@@ -12,19 +12,10 @@ from qdsim.algorithms import local_sgd
 from qdsim.errors import Diverged
 from qdsim.forgetting import View
 from qdsim.hyper import Stage
+from qdsim.models import ConvNet
 from tests.conftest import NAMES, make_client, make_compute
 
 REAL = View("real")
-
-
-class Linear:
-    """Two logits (0, w·x) of a single pixel x: the smallest model with a gradient one can do by hand."""
-
-    num_classes = 2
-
-    def forward(self, params, images):
-        logit = images.flatten(1) @ params["w"]
-        return torch.stack([torch.zeros_like(logit), logit], dim=1)
 
 
 def hand_client(pixel_bytes, labels):
@@ -41,29 +32,37 @@ def hand_run(sign_ascend, steps=1, max_loss=math.inf, w=0.0):
 
     client = hand_client([2, 2], [1, 1])
     stage = Stage(rounds=1, steps=steps, batch_size=8, lr=0.5, participation=1.0)
-    params = {"w": torch.tensor([w], dtype=torch.float64)}
-    compute = Compute(Linear(), torch.device("cpu"), 1)
+    params = {
+        "linear.weight": torch.tensor([[0.0], [w]], dtype=torch.float64),
+        "linear.bias": torch.zeros(2, dtype=torch.float64),
+    }
+    # no block at all: two logits of a single pixel, the smallest network with a gradient one can do by hand
+    compute = Compute(ConvNet(channels=1, size=1, num_classes=2, depth=0), torch.device("cpu"), 1)
     return local_sgd.run(
         client, params, stage=stage, view=REAL, names=NAMES, compute=compute, ascend=sign_ascend, max_loss=max_loss
     )[1]
 
 
 def test_one_step_by_hand():
-    """x = 2, y = 1, w = 0: p(1) = 1/2, loss ln 2, dL/dw = -(1 - p) x = -1; with η = 0.5, Δ = +0.5 and -0.5."""
+    """Pixel 2, label 1, w = 0: p(1) = 1/2, loss ln 2; for the label's logit dL/dw = -(1 - p) x = -1 and dL/db = -1/2.
+
+    For the other logit the opposite. With η = 0.5 descent moves w by 0.5 and b by 0.25, ascent the other way.
+    """
     descent, ascent = hand_run(False), hand_run(True)
-    assert descent.delta["w"].item() == pytest.approx(0.5)
-    assert ascent.delta["w"].item() == pytest.approx(-0.5)
+    assert descent.delta["linear.weight"].flatten().tolist() == pytest.approx([-0.5, 0.5])
+    assert descent.delta["linear.bias"].tolist() == pytest.approx([-0.25, 0.25])
+    assert ascent.delta["linear.weight"].flatten().tolist() == pytest.approx([0.5, -0.5])
     assert descent.loss == pytest.approx(math.log(2))
     assert (descent.num_samples, descent.samples, descent.gradients) == (2, 2, 1)
 
 
 def test_ascent_stops_once_the_loss_has_passed_the_limit():
-    """Losses by hand: w = 0 gives ln 2 = 0.69, then w = -0.5 gives ln(1 + e) = 1.31 > 1: one step is taken.
+    """Losses by hand: ln 2 = 0.69, then the logits are 1.25 and -1.25: ln(1 + e^2.5) = 2.58 > 1. One step is taken.
 
     The second gradient was computed, so it counts; it is not applied.
     """
     stopped = hand_run(True, steps=10, max_loss=1.0)
-    assert stopped.delta["w"].item() == pytest.approx(-0.5)
+    assert stopped.delta["linear.weight"][1].item() == pytest.approx(-0.5)
     assert (stopped.gradients, stopped.samples) == (2, 4)
     assert hand_run(True, steps=10).gradients == 10
 

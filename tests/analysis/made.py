@@ -46,6 +46,7 @@ def made_run(
     received: int | None = None,
     per_seed_s: float = 0.0,
     hardware: Mapping[str, Any] | None = None,
+    note: str = "",
     **changes: Any,
 ) -> Path:
     """Write a run in which each phase's rounds are given; a client's compute is an equal share of the round's.
@@ -60,6 +61,7 @@ def made_run(
         "config": config(job, seeds, list(methods), **changes),
         "origin": {"profile": profile},
         "hardware": dict(hardware or {}),
+        "data": {"note": note},
         "cells": [
             {
                 "cell": "",

@@ -151,6 +151,19 @@ def test_other_clients_than_the_papers_are_not_set_beside_it(tmp_path):
     assert item(tmp_path, "table2_cifar10")["paper"].isna().all()
 
 
+@pytest.mark.parametrize("why", [{"profile": "smoke"}, {"note": "not SVHN's own data"}])
+@pytest.mark.parametrize("stem", ["table2_cifar10", "table6_overhead", "relearning"])
+def test_a_smoke_run_and_a_stand_in_for_the_data_are_not_set_beside_the_paper(tmp_path, why, stem):
+    """The paper has values for these three tables, and the run is otherwise its experiment."""
+    job, data = ("table5_mnist_20", "mnist") if stem == "relearning" else ("table2_cifar10", "cifar10")
+    partition = TEN | {"clients": 20 if stem == "relearning" else 10}
+    for out, own in ((tmp_path / "real", {}), (tmp_path / "other", why)):
+        made_run(out, {"quickdrop": QUICKDROP, "retrain": RETRAIN}, job=job, partition=partition,
+                 data={"dataset": data}, **own)  # fmt: skip
+    assert item(tmp_path / "real", stem)["paper"].notna().any()
+    assert item(tmp_path / "other", stem)["paper"].isna().all()
+
+
 def test_table_6_counts_a_reused_training_once(tmp_path):
     """Two jobs with the same clocks of training are one measurement: 10 s, 6 of them matching, n = 1."""
     for job in ("table2_cifar10", "fig2_class_accuracy"):

@@ -1,0 +1,228 @@
+"""The ConvNet's derivatives, written out: ∇_θ L, class by class where wanted, and the pixels' gradient in matching.
+
+Autograd gives the same numbers (the tests hold both together in float64) and takes two to three times as long on a CPU:
+its kernels for instance normalisation and pooling are slow in one memory layout or the other, and the gradient of a
+gradient comes as a long chain of temporary tensors. Written out, everything stays in the layout in which convolutions
+are fast, and all classes share one pass: instance normalisation does not couple samples, so only the products with
+weights are formed class by class.
+
+Notation, for a block with input x: z = w * x + b is its convolution, h = (z - mean z) r with r = 1/sqrt(var z + ε) its
+normalisation over the positions of a channel, a = relu(γ h + β), and pooling makes the next block's x. For a tensor u,
+N(u) = r (u - mean u - h mean(u h)) is the derivative of normalisation; it is symmetric, so it serves forwards and
+backwards. Because N removes means, the gradient of b is zero, exactly here and up to rounding in autograd.
+
+Matching needs ∇_S d(∇_θ L^S, ∇_θ L^D). With v = ∂d/∂(∇_θ L^S) it is the derivative of ∇_S L^S(θ + t v) by t at 0: one
+more pass forwards and one backwards that carry tangents (Pearlmutter's R operator, a dot in names below: ``dz``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from qdsim.models import NORM_EPS, ConvNet
+from qdsim.params import Params
+
+Pieces = Sequence[tuple[int, slice]]
+"""Of a batch that is sorted by class: the class's place in a stack, and its samples."""
+
+
+def layout(tensor: Tensor) -> Tensor:
+    """Return images or filters in the memory layout in which convolutions are fast: channels last on a CPU."""
+    last = tensor.device.type == "cpu"
+    return tensor.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class _Block:
+    x: Tensor
+    h: Tensor
+    r: Tensor
+    """(n, width, 1, 1), as all means over positions."""
+    a: Tensor
+    padding: int
+
+
+@dataclass(frozen=True)
+class _Back:
+    """What :func:`backward` finds at a block; g is ∂L/∂(γ h + β)."""
+
+    pooled: Tensor
+    """∂L/∂(pooled a)."""
+    z: Tensor
+    """∂L/∂z."""
+    scale: Tensor
+    """γ r."""
+    mean: Tensor
+    """Mean of g over positions."""
+    mean_h: Tensor
+    """Mean of g h."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One batch's way through the network: what is needed for the way back."""
+
+    model: ConvNet
+    params: Params
+    """Filters in the fast layout."""
+    blocks: list[_Block]
+    shape: torch.Size
+    """Of the last pooled activations."""
+    features: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The way back."""
+
+    logits: Tensor
+    """∂L/∂logits."""
+    blocks: list[_Back]
+
+
+def forward(model: ConvNet, params: Params, images: Tensor, keep: bool = True) -> Pass:
+    """Run the network on normalised images (n, c, h, w); without ``keep`` there is no way back."""
+    params = {name: layout(tensor) if tensor.ndim == 4 else tensor for name, tensor in params.items()}
+    x, blocks = layout(images), []
+    for block in range(model.depth):
+        padding = model.first_padding if block == 0 else 1
+        h = F.conv2d(x, params[f"conv{block}.weight"], params[f"conv{block}.bias"], padding=padding)
+        h -= _mean(h)
+        r = (_mean(h * h) + NORM_EPS).rsqrt_()
+        h *= r
+        a = torch.addcmul(_channel(params[f"norm{block}.bias"]), h, _channel(params[f"norm{block}.weight"])).relu_()
+        if keep:
+            blocks.append(_Block(x, h, r, a, padding))
+        x = F.avg_pool2d(a, 2)
+    features = x.flatten(1)
+    logits = F.linear(features, params["linear.weight"], params["linear.bias"])
+    return Pass(model, params, blocks, x.shape, features, logits)
+
+
+def backward(done: Pass, g: Tensor) -> Returned:
+    """Go back from ∂L/∂logits to every block's convolution."""
+    found: list[_Back] = []
+    pooled = layout((g @ done.params["linear.weight"]).view(done.shape))
+    for block, own in reversed(list(enumerate(done.blocks))):
+        u = _unpool(own, pooled)
+        mean, mean_h = _mean(u), _mean(u * own.h)
+        scale = own.r * _channel(done.params[f"norm{block}.weight"])
+        u.mul_(scale).sub_(scale * mean).addcmul_(own.h, -scale * mean_h)
+        found.append(_Back(pooled, u, scale, mean, mean_h))
+        if block:
+            pooled = _to_input(own.x, done.params[f"conv{block}.weight"], u, own.padding)
+    return Returned(g, found[::-1])
+
+
+def add_weight_gradients(done: Pass, back: Returned, pieces: Pieces, into: Params) -> None:
+    """Add ∂L/∂θ of each class to its place in ``into``: the tensors that matching looks at, stacked over classes."""
+    for block, (own, g) in enumerate(zip(done.blocks, back.blocks, strict=True)):
+        name = f"conv{block}.weight"
+        for place, part in pieces:
+            into[name][place] += _to_filters(own.x[part], done.params[name], g.z[part], own.padding)
+    for place, part in pieces:
+        into["linear.weight"][place].addmm_(back.logits[part].t(), done.features[part])
+
+
+def add_bias_gradients(done: Pass, back: Returned, into: Params) -> None:
+    """Add ∂L/∂θ of γ, β and the classifier's bias, over all samples; that of a convolution's bias is zero."""
+    for block, (own, g) in enumerate(zip(done.blocks, back.blocks, strict=True)):
+        positions = own.h.shape[2] * own.h.shape[3]
+        into[f"norm{block}.weight"] += g.mean_h.sum(0).flatten() * positions
+        into[f"norm{block}.bias"] += g.mean.sum(0).flatten() * positions
+    into["linear.bias"] += back.logits.sum(0)
+
+
+def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, pieces: Pieces) -> Tensor:
+    """∇_S Σ_c ⟨∇_θ L^{S^c}(θ), v_c⟩ with L the cross-entropy, its samples weighted by ``weights`` (n,).
+
+    ``v`` is stacked over classes.
+    """
+    params = done.params
+    # forwards, with tangents: θ moves along v, the pixels stay
+    dx: Tensor | None = None
+    tangents = []
+    for block, own in enumerate(done.blocks):
+        filters = v[f"conv{block}.weight"]
+        u = torch.cat([F.conv2d(own.x[part], filters[place], padding=own.padding) for place, part in pieces])
+        if dx is not None:
+            u += F.conv2d(dx, params[f"conv{block}.weight"], padding=own.padding)
+        mean_h = _mean(u * own.h)
+        u *= own.r
+        u -= _mean(u)
+        u.addcmul_(own.h, -own.r * mean_h)
+        rectified = torch.ops.aten.threshold_backward(u, own.a, 0)
+        dx = F.avg_pool2d(rectified, 2).mul_(_channel(params[f"norm{block}.weight"]))
+        tangents.append((u, mean_h, dx))
+    assert dx is not None
+    # the classifier and the loss: the derivative of the softmax p is diag p - p pᵀ
+    matrix, matrices = params["linear.weight"], v["linear.weight"]
+    d_logits, d_features = dx.flatten(1) @ matrix.t(), torch.zeros_like(done.features)
+    for place, part in pieces:
+        d_logits[part] += done.features[part] @ matrices[place].t()
+        d_features[part] = back.logits[part] @ matrices[place]
+    p = done.logits.softmax(1)
+    d_g = p * d_logits
+    d_g = (d_g - p * d_g.sum(1, keepdim=True)) * weights[:, None]
+    pooled = layout((d_features + d_g @ matrix).view(done.shape))
+    # backwards, with tangents
+    for block in reversed(range(1, len(done.blocks))):
+        own, g = done.blocks[block], back.blocks[block]
+        u = _back_through_norm(own, g, pooled, *tangents[block])
+        pooled = _to_input(own.x, params[f"conv{block}.weight"], u, own.padding)
+        filters = v[f"conv{block}.weight"]
+        for place, part in pieces:
+            pooled[part] += _to_input(own.x[part], filters[place], g.z[part], own.padding)
+    own, g = done.blocks[0], back.blocks[0]
+    u = _back_through_norm(own, g, pooled, *tangents[0])
+    # so few channels come slowly out of a convolution: a matrix product and a fold instead
+    kernel, filters = params["conv0.weight"], v["conv0.weight"]
+    columns = torch.matmul(kernel.reshape(len(kernel), -1).t(), u.flatten(2))
+    for place, part in pieces:
+        columns[part] += torch.matmul(filters[place].reshape(len(kernel), -1).t(), g.z[part].flatten(2))
+    return F.fold(columns, own.x.shape[2:], kernel.shape[2:], padding=own.padding)
+
+
+def _back_through_norm(own: _Block, g: _Back, pooled: Tensor, dh: Tensor, mean_h: Tensor, dx: Tensor) -> Tensor:
+    """Return the tangent of ∂L/∂z from that of ∂L/∂(pooled a).
+
+    With g for γ g: d(N(g)) = N(dg) - r mean(h dz) N(g) - r (dh mean(g h) + h mean(g dh)). The last mean needs no pass
+    over the positions: pooling has summed it already.
+    """
+    u = _unpool(own, pooled)
+    crossed = (g.pooled * dx).sum((2, 3), keepdim=True) / (u.shape[2] * u.shape[3])
+    mean_uh = _mean(u * own.h)
+    u *= g.scale
+    u -= _mean(u)
+    u.addcmul_(own.h, -g.scale * mean_uh - own.r * crossed)
+    return u.addcmul_(g.z, -own.r * mean_h).addcmul_(dh, -g.scale * g.mean_h)
+
+
+def _to_input(x: Tensor, filters: Tensor, g_z: Tensor, padding: int) -> Tensor:
+    found: Tensor = conv2d_input(x.shape, filters, g_z, padding=padding)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _to_filters(x: Tensor, filters: Tensor, g_z: Tensor, padding: int) -> Tensor:
+    found: Tensor = conv2d_weight(x, filters.shape, g_z, padding=padding)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _unpool(own: _Block, pooled: Tensor) -> Tensor:
+    """Take ∂L/∂(pooled a) back through pooling and ReLU."""
+    spread = torch.ops.aten.avg_pool2d_backward(pooled, own.a, [2, 2], [2, 2], [0, 0], False, True, None)
+    found: Tensor = torch.ops.aten.threshold_backward(spread, own.a, 0)
+    return found
+
+
+def _mean(u: Tensor) -> Tensor:
+    return u.mean((2, 3), keepdim=True)
+
+
+def _channel(values: Tensor) -> Tensor:
+    return values[:, None, None]

@@ -1,0 +1,113 @@
+"""The derivatives written out are those of autograd, to rounding in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from qdsim import derivatives
+from qdsim.algorithms.distillation import match, pixel_gradients, together
+from qdsim.algorithms.local_sgd import class_gradients, micro_batches
+from qdsim.models import ConvNet
+from qdsim.phases import Compute
+from tests.algorithms import reference
+from tests.algorithms.settings import PLAIN
+
+SHAPES = [(3, 32, 3), (1, 28, 3), (1, 8, 3), (2, 9, 2), (1, 6, 1)]
+"""Channels, size and depth: the paper's two, the digits, an odd size, a single block."""
+
+
+def network(shape, micro_batch=4, width=3):
+    """A network whose γ and β are not those of the beginning, and images of four classes, sorted: 1, 5, 2, 3."""
+    channels, size, depth = shape
+    draws = torch.Generator().manual_seed(size)
+    model = ConvNet(channels, size, num_classes=5, width=width, depth=depth)
+    params = model.init(draws, torch.float64)
+    for name, tensor in params.items():
+        if name.startswith("norm"):
+            tensor += 0.3 * torch.randn(tensor.shape, generator=draws, dtype=torch.float64)
+    labels = torch.tensor([0] + [1] * 5 + [3] * 2 + [4] * 3)
+    images = torch.randn(11, channels, size, size, generator=draws, dtype=torch.float64)
+    return Compute(model, torch.device("cpu"), micro_batch), params, images, labels
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_the_networks(shape):
+    """With the way back and without it."""
+    compute, params, images, _ = network(shape)
+    expected = compute.model.forward(params, images)
+    for keep in (True, False):
+        done = derivatives.forward(compute.model, params, images, keep)
+        torch.testing.assert_close(done.logits, expected, rtol=1e-10, atol=1e-12)
+        assert len(done.blocks) == (shape[2] if keep else 0)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, 100])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_by_class_and_in_all(shape, micro_batch):
+    """Micro-batches of 4 cut classes in two; the sum over classes is the gradient of the batch."""
+    compute, params, images, labels = network(shape, micro_batch)
+    loss, total, by_class = class_gradients(compute, params, images, labels, [1, 5, 2, 3])
+    expected_loss, expected = reference.gradient(compute.model, params, images, labels)
+    torch.testing.assert_close(loss, expected_loss)
+    for name in params:
+        torch.testing.assert_close(total[name], expected[name], rtol=1e-8, atol=1e-11)
+    for place, c in enumerate((0, 1, 3, 4)):
+        _, own = reference.gradient(compute.model, params, images[labels == c], labels[labels == c])
+        for name, stack in by_class.items():
+            torch.testing.assert_close(stack[place], own[name], rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("micro_batch", [2, 4, 100])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_pixels_gradient(shape, micro_batch):
+    """All classes in one pass, against a double backward for each class alone."""
+    compute, params, images, labels = network(shape, micro_batch)
+    real = {
+        c: reference.gradient(compute.model, params, images.flip(0)[:4], torch.full((4,), c))[1] for c in (0, 1, 3, 4)
+    }
+    stacked = {n: torch.stack([own[n] for own in real.values()]) for n, t in params.items() if t.ndim >= 2}
+    found = pixel_gradients(compute, params, images, {0: 1, 1: 5, 3: 2, 4: 3}, stacked)
+    for c, own in real.items():
+        expected = reference.pixel_gradient(compute.model, params, images[labels == c], c, own)
+        torch.testing.assert_close(found[labels == c], expected, rtol=1e-8, atol=1e-11)
+
+
+def test_a_gradient_without_length_has_a_finite_derivative():
+    """A dead filter (γ and β zero) has a gradient of zeros in all but the first block, as in autograd."""
+    compute, params, images, labels = network((1, 8, 3))
+    params["norm0.weight"][1] = params["norm0.bias"][1] = 0
+    params["norm1.weight"][2] = params["norm1.bias"][2] = 0
+    _, real = reference.gradient(compute.model, params, images[1:6].flip(3), labels[1:6])
+    stacked = {n: t[None] for n, t in real.items() if t.ndim >= 2}
+    found = pixel_gradients(compute, params, images[1:6], {1: 5}, stacked)
+    expected = reference.pixel_gradient(compute.model, params, images[1:6], 1, real)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
+
+
+def test_classes_that_share_a_pass_move_as_they_would_alone():
+    """Four classes with micro-batches of 8 against one class at a time: the same pixels after two steps."""
+    compute, params, images, labels = network((1, 8, 3), micro_batch=8)
+    rows = {c: np.flatnonzero(labels.numpy() == c) for c in (0, 1, 3, 4)}
+    _, _, real = class_gradients(compute, params, images.flip(3), labels, [1, 5, 2, 3])
+    moved = [images.clone(), images.clone()]
+    settings = PLAIN.__class__(**{**PLAIN.__dict__, "steps": 2})
+    match(compute, params, moved[0], torch.zeros_like(images), rows, real, settings)
+    for place, (c, own) in enumerate(rows.items()):
+        alone = {name: stack[place : place + 1] for name, stack in real.items()}
+        match(compute, params, moved[1], torch.zeros_like(images), {c: own}, alone, settings)
+    torch.testing.assert_close(moved[0], moved[1], rtol=1e-9, atol=1e-12)
+    assert (moved[0] != images).flatten(1).any(1).all()
+
+
+def test_micro_batches_by_hand():
+    """Sizes 1, 5, 2 in pieces of 4: samples 0-3 hold all of the first and 3 of the second, 4-7 the rest."""
+    assert list(micro_batches([1, 5, 2], 4)) == [
+        (slice(0, 4), [(0, slice(0, 1)), (1, slice(1, 4))]),
+        (slice(4, 8), [(1, slice(0, 2)), (2, slice(2, 4))]),
+    ]
+
+
+def test_neighbours_share_a_pass_as_far_as_they_fit():
+    """At most 8 together: 3 + 4, then 9 alone, 2 + 2."""
+    assert together([3, 4, 9, 2, 2], 8) == [range(0, 2), range(2, 3), range(3, 5)]
