@@ -4,7 +4,8 @@ Autograd gives the same numbers (the tests hold both together in float64) and ta
 its kernels for instance normalisation and pooling are slow in one memory layout or the other, and the gradient of a
 gradient comes as a long chain of temporary tensors. Written out, everything stays in the layout in which convolutions
 are fast, and all classes share one pass: instance normalisation does not couple samples, so only the products with
-weights are formed class by class.
+weights are formed class by class. On a GPU even these are one product for all samples, because there a small kernel
+costs its launch.
 
 Notation, for a block with input x: z = w * x + b is its convolution, h = (z - mean z) r with r = 1/sqrt(var z + ε) its
 normalisation over the positions of a channel, a = relu(γ h + β), and pooling makes the next block's x. For a tensor u,
@@ -123,8 +124,7 @@ def add_weight_gradients(done: Pass, back: Returned, pieces: Pieces, into: Param
     """Add ∂L/∂θ of each class to its place in ``into``: the tensors that matching looks at, stacked over classes."""
     for block, (own, g) in enumerate(zip(done.blocks, back.blocks, strict=True)):
         name = f"conv{block}.weight"
-        for place, part in pieces:
-            into[name][place] += _to_filters(own.x[part], done.params[name], g.z[part], own.padding)
+        _add_to_filters(own, g.z, pieces, into[name])
     for place, part in pieces:
         into["linear.weight"][place].addmm_(back.logits[part].t(), done.features[part])
 
@@ -149,7 +149,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     tangents = []
     for block, own in enumerate(done.blocks):
         filters = v[f"conv{block}.weight"]
-        u = torch.cat([F.conv2d(own.x[part], filters[place], padding=own.padding) for place, part in pieces])
+        u = _convolve(own, filters, pieces)
         if dx is not None:
             u += F.conv2d(dx, params[f"conv{block}.weight"], padding=own.padding)
         mean_h = _mean(u * own.h)
@@ -176,8 +176,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
         u = _back_through_norm(own, g, pooled, *tangents[block])
         pooled = _to_input(own.x, params[f"conv{block}.weight"], u, own.padding)
         filters = v[f"conv{block}.weight"]
-        for place, part in pieces:
-            pooled[part] += _to_input(own.x[part], filters[place], g.z[part], own.padding)
+        _add_to_input(own, filters, g.z, pieces, pooled)
     own, g = done.blocks[0], back.blocks[0]
     u = _back_through_norm(own, g, pooled, *tangents[0])
     # so few channels come slowly out of a convolution: a matrix product and a fold instead
@@ -186,6 +185,47 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     for place, part in pieces:
         columns[part] += torch.matmul(filters[place].reshape(len(kernel), -1).t(), g.z[part].flatten(2))
     return F.fold(columns, own.x.shape[2:], kernel.shape[2:], padding=own.padding)
+
+
+def class_by_class(device: torch.device) -> bool:
+    """Tell whether products with the classes' own filters are formed one after the other: not on a GPU."""
+    return device.type == "cpu"
+
+
+def _convolve(own: _Block, filters: Tensor, pieces: Pieces) -> Tensor:
+    """Convolve each class's samples with its own filters."""
+    if len(pieces) == 1 or class_by_class(filters.device):
+        return torch.cat([F.conv2d(own.x[part], filters[place], padding=own.padding) for place, part in pieces])
+    columns = F.unfold(own.x, filters.shape[3:], padding=own.padding)
+    return torch.bmm(filters.flatten(2)[_places(pieces, filters.device)], columns).view_as(own.h)
+
+
+def _add_to_filters(own: _Block, g_z: Tensor, pieces: Pieces, into: Tensor) -> None:
+    """Add ∂L/∂w of each class at its place in ``into`` (classes, width, channels, 3, 3)."""
+    if len(pieces) == 1 or class_by_class(into.device):
+        for place, part in pieces:
+            shape: torch.Size = into.shape[1:]
+            into[place] += conv2d_weight(own.x[part], shape, g_z[part], padding=own.padding)  # type: ignore[no-untyped-call]
+        return
+    columns = F.unfold(own.x, into.shape[3:], padding=own.padding)
+    of_samples = torch.bmm(g_z.flatten(2), columns.transpose(1, 2)).view(-1, *into.shape[1:])
+    into.index_add_(0, _places(pieces, into.device), of_samples)
+
+
+def _add_to_input(own: _Block, filters: Tensor, g_z: Tensor, pieces: Pieces, into: Tensor) -> None:
+    """Add what goes back through each class's own filters to the block's input."""
+    if len(pieces) == 1 or class_by_class(filters.device):
+        for place, part in pieces:
+            into[part] += _to_input(own.x[part], filters[place], g_z[part], own.padding)
+        return
+    columns = torch.bmm(filters.flatten(2)[_places(pieces, filters.device)].transpose(1, 2), g_z.flatten(2))
+    into += F.fold(columns, own.x.shape[2:], filters.shape[3:], padding=own.padding)
+
+
+def _places(pieces: Pieces, device: torch.device) -> Tensor:
+    """Return each sample's place in the stack."""
+    sizes = torch.tensor([part.stop - part.start for _, part in pieces], device=device)
+    return torch.tensor([place for place, _ in pieces], device=device).repeat_interleave(sizes)
 
 
 def _back_through_norm(own: _Block, g: _Back, pooled: Tensor, dh: Tensor, mean_h: Tensor, dx: Tensor) -> Tensor:
@@ -205,11 +245,6 @@ def _back_through_norm(own: _Block, g: _Back, pooled: Tensor, dh: Tensor, mean_h
 
 def _to_input(x: Tensor, filters: Tensor, g_z: Tensor, padding: int) -> Tensor:
     found: Tensor = conv2d_input(x.shape, filters, g_z, padding=padding)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _to_filters(x: Tensor, filters: Tensor, g_z: Tensor, padding: int) -> Tensor:
-    found: Tensor = conv2d_weight(x, filters.shape, g_z, padding=padding)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -72,6 +72,22 @@ def test_the_pixels_gradient(shape, micro_batch):
         torch.testing.assert_close(found[labels == c], expected, rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_variant_for_gpus_gives_the_same(shape, monkeypatch):
+    """One product for the filters of all samples against one for each class: equal to 1e-8 in float64."""
+    compute, params, images, labels = network(shape)
+    counts = {0: 1, 1: 5, 3: 2, 4: 3}
+    _, total, real = class_gradients(compute, params, images.flip(3), labels, list(counts.values()))
+    pixels = pixel_gradients(compute, params, images, counts, real)
+    monkeypatch.setattr(derivatives, "class_by_class", lambda device: False)
+    _, total_too, real_too = class_gradients(compute, params, images.flip(3), labels, list(counts.values()))
+    for name, tensor in total.items():
+        torch.testing.assert_close(total_too[name], tensor, rtol=1e-8, atol=1e-11)
+    for name, tensor in real.items():
+        torch.testing.assert_close(real_too[name], tensor, rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(pixel_gradients(compute, params, images, counts, real), pixels, rtol=1e-8, atol=1e-11)
+
+
 def test_a_gradient_without_length_has_a_finite_derivative():
     """A dead filter (γ and β zero) has a gradient of zeros in all but the first block, as in autograd."""
     compute, params, images, labels = network((1, 8, 3))
