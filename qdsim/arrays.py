@@ -19,6 +19,16 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk, a renamed file's among them."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read(path: Path, fix: str) -> dict[str, np.ndarray]:
@@ -27,5 +37,10 @@ def read(path: Path, fix: str) -> dict[str, np.ndarray]:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        why = f"cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        raise BadInput("file", str(path), f"{why}; {fix}") from None
+        raise damaged(path, error, fix) from None
+
+
+def damaged(path: Path, error: Exception, fix: str) -> BadInput:
+    """Return the error that names a file, what is wrong with it and what to do about it."""
+    why = f"cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    return BadInput("file", str(path), f"{why}; {fix}")

@@ -1,4 +1,4 @@
-"""``qdsim run | show | jobs``. The only file that reads arguments, prints errors or exits."""
+"""``qdsim run | resume | verify | show | jobs``. The only file that reads arguments, prints errors or exits."""
 
 import signal
 import sys
@@ -23,6 +23,16 @@ app = typer.Typer(
 # declared for --help; main reads it from the arguments, since an error may come before they are parsed
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
+ENGINE = Annotated[Literal["ray", "inline"], typer.Option(help="inline: no Ray, this process only, on the CPU.")]
+ADDRESS = Annotated[
+    str | None,
+    typer.Option(help="A running Ray cluster, for example auto; by default $RAY_ADDRESS, else one is started here."),
+]
+CHAOS = Annotated[
+    list[str] | None,
+    typer.Option("--chaos", metavar="FAULT", help='A fault on purpose, for example "kill client 7 at train:3".'),
+]
+
 
 @app.command()
 def run(
@@ -32,24 +42,20 @@ def run(
     ] = None,
     profile: Annotated[str | None, typer.Option(help="A named set of overrides: laptop or smoke.")] = None,
     out: Annotated[Path, typer.Option(help="Where run directories are made.")] = Path("runs"),
-    engine: Annotated[
-        Literal["ray", "inline"], typer.Option(help="inline: no Ray, this process only, on the CPU.")
-    ] = "ray",
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="A running Ray cluster, for example auto; by default $RAY_ADDRESS, else one is started here."
-        ),
-    ] = None,
+    engine: ENGINE = "ray",
+    address: ADDRESS = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the newest run of this job under --out, if there is one.")
     ] = False,
+    chaos: CHAOS = None,
     debug: DEBUG = False,
 ) -> None:
     """Run a job: train, unlearn, recover, relearn; results stream into a new directory under --out."""
     from qdsim import config, display, launch
+    from qdsim.chaos import Fault
 
     console = Console()
+    faults = [Fault.parse(text) for text in chaos or []]
     loaded = config.load(job, profile=profile, overrides=overrides)
     origin = {"job": str(job), "profile": profile, "set": list(overrides or [])}
     with display.Display(console) as screen:
@@ -62,8 +68,56 @@ def run(
             begin=screen.begin,
             emit=screen.emit,
             resume=resume,
+            faults=faults,
         )
     display.print_result(console, run_dir)
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/quickstart-…")],
+    engine: ENGINE = "ray",
+    address: ADDRESS = None,
+    chaos: CHAOS = None,
+    debug: DEBUG = False,
+) -> None:
+    """Go on with a run from its last commit, with the settings it has."""
+    from qdsim import config, display, launch
+    from qdsim.chaos import Fault
+    from qdsim.results import read_manifest
+
+    console = Console()
+    faults = [Fault.parse(text) for text in chaos or []]
+    manifest = read_manifest(run_dir)
+    job = config.of_manifest(manifest, run_dir)
+    with display.Display(console) as screen:
+        launch.run(
+            job,
+            run_dir.parent,
+            engine=engine,
+            address=address,
+            origin=manifest.get("origin") or {},
+            begin=screen.begin,
+            emit=screen.emit,
+            resume=run_dir,
+            faults=faults,
+        )
+    display.print_result(console, run_dir)
+
+
+@app.command()
+def verify(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A run directory.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    debug: DEBUG = False,
+) -> None:
+    """Compare two runs value by value, clocks and places aside: exit 0 if equal, else 1 with the first difference."""
+    from qdsim.verify import difference
+
+    found = difference(first, second)
+    print(found or "equal")
+    if found:
+        raise typer.Exit(1)
 
 
 @app.command()

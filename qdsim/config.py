@@ -180,6 +180,19 @@ def load(path: Path, *, profile: str | None = None, overrides: list[str] | None 
     return job
 
 
+def of_manifest(manifest: dict[str, Any], run_dir: Path) -> Job:
+    """Return the job that a run was started with."""
+    config = manifest.get("config")
+    if not isinstance(config, dict):
+        raise BadInput("RUN", str(run_dir), "its manifest.json holds no configuration")
+    try:
+        job = validate(config)
+        check_sweep(job)
+    except BadInput as error:
+        raise BadInput("RUN", str(run_dir), f"its manifest.json holds {error}") from None
+    return job
+
+
 def check_sweep(job: Job) -> None:
     """Refuse a sweep over what the cells of a run share, or over values that are wrong."""
     for key, values in job.sweep.items():

@@ -20,8 +20,8 @@ from rich.text import Text
 from qdsim import summary
 
 if TYPE_CHECKING:  # neither is needed to show a finished run, and both bring torch
-    from qdsim.experiment import Progress
     from qdsim.plan import Plan
+    from qdsim.progress import Progress
 
 RESULT_WIDTH = 120
 LINES_BELOW_PLAN = 10

@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qdsim import arrays, attacks, gallery, results, rows, seeds
+from qdsim import arrays, attacks, gallery, hosts, results, rows, seeds
 from qdsim import params as P
 from qdsim.algorithms import METHODS
+from qdsim.checkpoint import Checkpoint, Commit
 from qdsim.errors import BadInput
 from qdsim.evaluation import Counts
 from qdsim.federation import Executor, RoundResult, run_rounds
@@ -19,59 +20,15 @@ from qdsim.hosts import Shard
 from qdsim.params import Params
 from qdsim.phases import Phase
 from qdsim.plan import Cell, Plan, SeedPlan, Task
+from qdsim.progress import Place, Progress
 from qdsim.results import TableWriter
 from qdsim.rows import SHARED, Row, Scores
 from qdsim.trained import Rows, Store, Trained, description
 
 TRAINING = Branch("", NOTHING)
 IN_TRAINING = -1
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where the run is: sent to whoever watches, at every round and as clients finish."""
-
-    task: int
-    """Position in the plan's tasks; -1 while a federation trains."""
-    cell: str
-    seed: int
-    method: str
-    request: str
-    phase: str
-    round_number: int
-    rounds: int
-    clients_done: int
-    clients: int
-    share_done: float
-    """Of the work that the plan expects."""
-    row: Row | None = field(default=None, repr=False)
-    """The finished round's row of the table ``rounds``; with ``finished`` the last one before relearning."""
-    phase_ended: bool = False
-    """The row is the phase's last."""
-    note: str = ""
-    """Something that the user should know."""
-    finished: bool = False
-    """The task is done, or the training was found ready."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Whose phase it is."""
-
-    task: int
-    cell: Cell
-    seed_plan: SeedPlan
-    method: str
-    branch: Branch
-
-    def keys(self, phase: str) -> Row:
-        """Return what names the phase in every table."""
-        return rows.keys(self.cell, self.seed_plan, self.method, self.branch.label, phase)
-
-    def progress(self, phase: str, rounds: int, share_done: float) -> Progress:
-        """Return the event that a phase begins with."""
-        named = (self.cell.label, self.seed_plan.seed, self.method, self.branch.label, phase)
-        return Progress(self.task, *named, 0, rounds, 0, 0, share_done)
+SCORES = ("test_accuracy", "forget_accuracy", "retain_accuracy")
+"""What a phase begins with and ends with."""
 
 
 class Experiment:
@@ -82,12 +39,16 @@ class Experiment:
         self._writer = TableWriter(run_dir)
         self._store = Store(run_dir.parent)
         self._models = run_dir / "models"
+        self._checkpoint = Checkpoint(run_dir)
+        self._commit: Commit | None = None
+        """Where an earlier attempt stopped, until that phase is reached."""
         self._expected = max(plan.total_work(), 1.0)
         self._done = 0.0
 
     def run(self) -> None:
         """Federation by federation; a task whose model lies in the run was done before the run was resumed."""
         self._models.mkdir(exist_ok=True)
+        self._commit = self._checkpoint.load()
         numbered = list(enumerate(self._plan.tasks()))
         for cell, seed_plan in self._plan.federations():
             own = [(i, task) for i, task in numbered if task.cell is cell and task.seed_plan is seed_plan]
@@ -108,6 +69,7 @@ class Experiment:
                     continue
                 start = reached.get(task.method, trained.params) if cell.job.sequence else trained.params
                 reached[task.method] = self._serve(place, task, start, trained.history)
+        self._checkpoint.clear()
 
     def _model_path(self, task: Task) -> Path:
         return self._models / f"{results.file_name(task.name)}.npz"
@@ -130,23 +92,71 @@ class Experiment:
         described = [description(self._plan, cell, seed_plan, phases[: n + 1], device) for n in range(len(phases))]
         self._check_training(rows.part(place.keys("")), described[-1])
         trained, ready = self._find(described)
+        states = self._states(place) if any(phase.learns for phase in phases) else ""
+        commit = self._stopped_in(place, phases[ready:], states)
         if trained is None:
             trained = Trained(self._init(place, request="", phase="train"), History(), {})
         self._copy(place, phases[:ready], trained.rows)
+        if commit is not None:
+            behind = [phase.name for phase in phases].index(commit.named["phase"])
+            for phase in phases[ready:behind]:
+                trained = replace(trained, rows=self._rows_of(place, phase, trained.rows))
+            ready = behind
+            trained = Trained(commit.params, commit.history or trained.history, trained.rows)
+            if states:
+                reached = hosts.tag(commit.named["phase"], commit.round_number)
+                self._executor.restore(states, dict.fromkeys(range(len(shards)), reached))
         for phase, state in zip(phases[ready:], described[ready:], strict=True):
-            kept: Rows = {table: list(found) for table, found in trained.rows.items()}
-            history = trained.history if phase.name == "train" else None
-            storage = self._storage(place, trained.history)
             params, _, _ = self._run_phase(
-                place, phase, trained.params, {}, storage=storage, history=history, kept=kept
+                place,
+                phase,
+                trained.params,
+                {},
+                storage=self._storage(place, trained.history),
+                history=trained.history,
+                commit=commit,
+                keep=states if phase.learns else None,
             )
-            trained = Trained(params, trained.history, kept)
-            if not self._store.save(state, trained, self._executor, len(shards)):
+            commit = None
+            trained = Trained(params, trained.history, self._rows_of(place, phase, trained.rows))
+            stored = self._store.save(state, trained, self._executor, len(shards))
+            if stored and phase is phases[-1]:
+                self._executor.settle(str(self._store.path(state) / "clients"))
+                self._checkpoint.forget_states(rows.part(place.keys("")))
+            elif not stored:
                 unseen = "the trained state is not stored, since not all nodes see --out: nothing can reuse it"
                 self._emit(replace(place.progress(phase.name, 0, self._share()), note=unseen))
         if cell.distils and cell.job.synthetic.gallery:
             self._show(place, trained.rows["rounds"][-1])
         return trained
+
+    def _states(self, place: Place) -> str:
+        """Return the folder where the clients of a training keep their states; empty where not all nodes see it."""
+        folder = self._checkpoint.states(rows.part(place.keys("")))
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._executor.sees(str(folder)):
+            return str(folder)
+        unseen = "not all nodes see --out: a training that is interrupted begins anew, and a lost client ends the run"
+        self._emit(replace(place.progress("train", 0, self._share()), note=unseen))
+        return ""
+
+    def _stopped_in(self, place: Place, phases: list[Phase], states: str) -> Commit | None:
+        """Return the commit if it is one of these phases of training, and the clients' states are there as well."""
+        commit = self._commit
+        if commit is None or not any(commit.is_at(place.keys(phase.name)) for phase in phases):
+            return None
+        learns = any(phase.learns for phase in phases)
+        return commit if states or not learns else None
+
+    def _rows_of(self, place: Place, phase: Phase, earlier: Rows) -> Rows:
+        """Return the rows of a training phase that has ended, after those of the phases before it."""
+        named = place.keys(phase.name)
+        found: Rows = {"stages": self._writer.read("stages", rows.part(named))}
+        rounds = found["stages"][0]["rounds_run"]
+        for table in ("rounds", "clients", "classes"):
+            parts = (self._writer.read(table, rows.round_part(named, n + 1)) for n in range(rounds))
+            found[table] = [row for part in parts for row in part]
+        return {table: [*earlier.get(table, []), *own] for table, own in found.items()}
 
     def _show(self, place: Place, last: Row) -> None:
         """Write the few synthetic images that the user asked to see."""
@@ -193,20 +203,29 @@ class Experiment:
 
     def _serve(self, place: Place, task: Task, params: Params, history: History) -> Params:
         """Serve a request; return the model that has forgotten, before it relearns anything."""
-        scores, _ = self._scores(task.cell, params, task.branch)
         phases = task.phases(history)
+        names = [phase.name for phase in phases]
+        commit = self._commit if self._commit and self._commit.is_at(place.keys(self._commit.named["phase"])) else None
         forgot, last_row = params, None
-        if not phases:  # the last class of a sequence: trained on nothing, a model is an untrained one
+        if commit is not None:
+            scores, forgot = commit.before, commit.forgot or commit.params
+            passed = phases[: names.index(commit.named["phase"])]
+            self._done += sum(place.cell.work(phase, place.seed_plan) for phase in passed)
+            phases = phases[len(passed) :]
+        else:
+            scores, _ = self._scores(task.cell, params, task.branch)
+        if not names:  # the last class of a sequence: trained on nothing, a model is an untrained one
             forgot = self._init(place, request=task.branch.label, phase="unlearn")
+        storage = self._storage(place, history)
         for phase in (p for p in phases if p.name != "relearn"):
-            storage = self._storage(place, history)
-            forgot, scores, last_row = self._run_phase(place, phase, forgot, scores, storage=storage)
+            forgot, scores, last_row = self._run_phase(place, phase, forgot, scores, storage=storage, commit=commit)
+            commit = None
         if last_row is not None:
             self._attack(place, task, forgot, last_row)
         for phase in (p for p in phases if p.name == "relearn"):
-            self._run_phase(place, phase, forgot, scores, storage=self._storage(place, history))
+            self._run_phase(place, phase, forgot, scores, storage=storage, commit=commit, forgot=forgot)
         arrays.write(self._model_path(task), P.to_numpy(forgot))
-        name = phases[-1].name if phases else ""
+        name = names[-1] if names else ""
         self._emit(replace(place.progress(name, 0, self._share()), row=last_row, finished=True))
         return forgot
 
@@ -219,15 +238,28 @@ class Experiment:
         *,
         storage: tuple[int, int],
         history: History | None = None,
-        kept: Rows | None = None,
+        forgot: Params | None = None,
+        commit: Commit | None = None,
+        keep: str | None = None,
     ) -> tuple[Params, Scores, Row]:
         """Run a phase and write its rows; return the model, its scores and its last row.
 
-        ``before`` are the scores it begins with; ``history`` records the updates and ``kept`` the rows, in training.
+        ``before`` are the scores it begins with. ``history`` records the updates, in training. ``commit`` is where an
+        earlier attempt at the phase stopped, ``keep`` the folder for the states that clients change.
         """
         cell, seed_plan, branch = place.cell, place.seed_plan, place.branch
-        params = self._start(place, phase, params)
+        named = place.keys(phase.name)
+        done: list[Row] = []
+        if commit is None:
+            params = self._start(place, phase, params)
+        else:
+            params, before = commit.params, commit.before
+            parts = (rows.round_part(named, n + 1) for n in range(commit.round_number))
+            done = [row for part in parts for row in self._writer.read("rounds", part)]
         sizes = cell.sizes(phase, seed_plan)
+        work = cell.work(phase, seed_plan)
+        until = self._done + work
+        self._done += work * len(done) / max(phase.stage.rounds, 1)
         at = place.progress(phase.name, phase.stage.rounds, self._share())
         self._emit(at)
 
@@ -235,16 +267,12 @@ class Experiment:
             here = replace(at, round_number=round_number, clients_done=done, clients=expected)
             self._emit(replace(here, share_done=self._share()))
 
-        named = place.keys(phase.name)
         rule = phase.rule if phase.stage.stop == "converged" else None
-        scores = before
-        done: list[Row] = []
-        work = cell.work(phase, seed_plan)
-        until = self._done + work
-        rounds = run_rounds(
-            phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client, history=history
-        )
-        for result in rounds:
+        first = phase.stage.rounds + 1 if commit and commit.ended else len(done) + 1
+        recording = history if phase.name == "train" else None
+        for result in run_rounds(
+            phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client, recording, first, keep
+        ):
             params = result.params
             began_s = time.perf_counter()
             scores, counts = self._scores(cell, params, branch)
@@ -256,7 +284,8 @@ class Experiment:
             row |= {"data_size": int(sizes.sum()), "params_sha256": P.sha256(params), "reused": False}
             row["evaluation_s"] = time.perf_counter() - began_s
             done.append(row)
-            self._write_round(row, named, result, counts, kept)
+            self._write_round(row, named, result, counts)
+            self._checkpoint.save(Commit(named, result.round_number, ended, before, params, forgot, history))
             self._done += work / phase.stage.rounds
             on_row = replace(at, round_number=result.round_number, clients_done=result.expected)
             here = replace(on_row, clients=result.expected, share_done=self._share())
@@ -264,9 +293,9 @@ class Experiment:
             if over:
                 break
         self._done = until
-        stage = rows.stage_row(named, done, phase, before, storage)
-        self._append("stages", rows.part(named), [stage], kept)
-        return params, scores, done[-1]
+        self._writer.append("stages", rows.part(named), [rows.stage_row(named, done, phase, before, storage)])
+        reached: Scores = {name: done[-1].get(name) for name in SCORES if done[-1].get(name) is not None}
+        return params, reached, done[-1]
 
     def _start(self, place: Place, phase: Phase, params: Params) -> Params:
         if phase.start == "current":
@@ -318,15 +347,10 @@ class Experiment:
         stored = getattr(METHODS.get(place.method), "storage_bytes", None)
         return stored(cell.hyper, place.branch, history) if stored else (0, 0)
 
-    def _write_round(self, row: Row, named: Row, result: RoundResult, counts: Counts, kept: Rows | None) -> None:
+    def _write_round(self, row: Row, named: Row, result: RoundResult, counts: Counts) -> None:
         part = rows.round_part(named, result.round_number)
         here = {**named, "round": result.round_number, "reused": False}
         classes = [{**here, "class": c, "accuracy": counts.accuracy({c})} for c in range(len(counts.total))]
-        self._append("clients", part, rows.client_rows(here, result), kept)
-        self._append("classes", part, classes, kept)
-        self._append("rounds", part, [row], kept)
-
-    def _append(self, table: str, part: str, found: list[Row], kept: Rows | None) -> None:
-        self._writer.append(table, part, found)
-        if kept is not None:
-            kept.setdefault(table, []).extend(found)
+        self._writer.append("clients", part, rows.client_rows(here, result))
+        self._writer.append("classes", part, classes)
+        self._writer.append("rounds", part, [row])

@@ -43,8 +43,13 @@ class Executor(Protocol):
         client_ids: list[int],
         names: Assignment,
         on_done: Callable[[int], None],
+        keep: str | None = None,
     ) -> Iterator[ClientUpdate]:
-        """Run a step on each client; yield the updates in the order of ``client_ids``."""
+        """Run a step on each client; yield the updates in the order of ``client_ids``.
+
+        ``keep`` is the folder into which the owners write the states that the step changes; None where it changes
+        none, empty where not every owner sees one.
+        """
 
     def test_counts(self, params: Params, num_test: int) -> Counts:
         """Count correct answers on the test set."""
@@ -64,8 +69,14 @@ class Executor(Protocol):
     def sees(self, folder: str) -> bool:
         """Tell whether every owner's node sees a folder."""
 
+    def settle(self, folder: str) -> None:
+        """Take note that the states lie in this folder and do not change any more."""
+
     def load_clients(self, folder: str, fix: str) -> None:
         """Have every owner read its clients' synthetic sets from there; ``fix`` is said of a damaged file."""
+
+    def restore(self, folder: str, reached: dict[int, str]) -> None:
+        """Have every owner take its clients' states as they were after a round; see :meth:`ClientHost.restore`."""
 
     def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
         """Return synthetic images with the real ones they began as, in the order of ``picks``."""
@@ -93,13 +104,14 @@ class InlineExecutor:
         client_ids: list[int],
         names: Assignment,
         on_done: Callable[[int], None],
+        keep: str | None = None,
     ) -> Iterator[ClientUpdate]:
         """Run the steps in order."""
         self.wait_s = self.busy_s = 0.0
         for done, client_id in enumerate(client_ids, start=1):
             began_s = time.perf_counter()
             try:
-                update = self._host.step(client_step, params, client_id, names)
+                update = self._host.step(client_step, params, client_id, names, keep)
             except Exception as error:
                 cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 raise ClientFailed(client_id, names.phase, names.round_number, "this machine", cause) from error
@@ -132,9 +144,16 @@ class InlineExecutor:
         """Look for the folder."""
         return self._host.sees(folder)
 
+    def settle(self, folder: str) -> None:
+        """Nothing to do: what this process has, it loses only with everything else."""
+
     def load_clients(self, folder: str, fix: str) -> None:
         """Read the synthetic sets."""
         self._host.load_clients(folder, fix)
+
+    def restore(self, folder: str, reached: dict[int, str]) -> None:
+        """Read the states."""
+        self._host.restore(folder, reached)
 
     def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
         """Return the images."""
@@ -170,19 +189,22 @@ def run_rounds(
     request: str,
     on_client: Callable[[int, int, int], None],
     history: History | None = None,
+    first: int = 1,
+    keep: str | None = None,
 ) -> Iterator[RoundResult]:
     """Run a phase: select, client steps, server step, in every round. ``sizes`` are the |Z_i|.
 
     ``on_client(round, expected, done)`` is told whenever a client has finished; ``history`` records the updates.
+    ``first`` is the round to begin with, ``keep`` the folder for the states that clients change.
     """
-    for round_number in range(1, phase.stage.rounds + 1):
+    for round_number in range(first, phase.stage.rounds + 1):
         started_s = time.perf_counter()
         names = Assignment(run_seed, request, phase.name, round_number)
         ids = phase.select(sizes, names)
         kept: list[ClientUpdate] = []
         report = partial(on_client, round_number, len(ids))
         executor.wait_s = executor.busy_s = 0.0  # a round without participants asks nobody, and so resets nothing
-        updates = executor.map(phase.client_step, params, ids, names, report)
+        updates = executor.map(phase.client_step, params, ids, names, report, keep)
         before_s = time.perf_counter()
         params = phase.server_step(params, _dropping_deltas(updates, kept, names, history), names)
         step_s = time.perf_counter() - before_s

@@ -47,6 +47,16 @@ class Shard:
     labels: np.ndarray
 
 
+LEARNING = ("train", "finetune")
+"""Phases in which synthetic sets change, in order."""
+RESTART = "run without --resume to start anew"
+
+
+def tag(phase: str, round_number: int) -> str:
+    """Return the name of a client's state after a round; names sort as rounds follow each other."""
+    return f"{LEARNING.index(phase)}-{round_number:05d}"
+
+
 def use_threads(threads: int) -> None:
     """Fix the number of torch threads: part of the configuration, because it moves bits."""
     torch.set_num_threads(threads)
@@ -102,8 +112,13 @@ class ClientHost:
                 client = replace(client, synthetic=distillation.initial_set(client, synthetic, pick))
             self._clients[shard.client_id] = client
 
-    def step(self, client_step: ClientStep, params: Params, client_id: int, names: Assignment) -> ClientUpdate:
-        """Run one client step; the state changes only if the step returns."""
+    def step(
+        self, client_step: ClientStep, params: Params, client_id: int, names: Assignment, keep: str | None = None
+    ) -> ClientUpdate:
+        """Run one client step; the state changes only if the step returns.
+
+        The new state is written into the folder ``keep``, where one is given, before anybody hears of the step.
+        """
         cuda = self._compute.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self._compute.device)
@@ -112,6 +127,8 @@ class ClientHost:
         with watch:
             state, update = client_step(self._clients[client_id], params, names=names, compute=self._compute)
         self._clients[client_id] = state
+        if keep:
+            self._keep(Path(keep), state, names)
         update.compute_s, update.step_s = watch.seconds, time.perf_counter() - began_s
         update.node_id, update.gpu_id = self._node_id, self._gpu_id
         # Linux reports the process's peak in KiB; on a GPU the allocator's peak is the figure of interest
@@ -157,6 +174,27 @@ class ClientHost:
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
                 arrays.write(Path(folder) / f"{client_id}.npz", client.synthetic.to_arrays())
+
+    def _keep(self, folder: Path, client: ClientState, names: Assignment) -> None:
+        """Write a client's state after a round; of the older ones the last stays, since it may be the committed one."""
+        assert client.synthetic is not None
+        older = sorted(folder.glob(f"{client.client_id}.*.npz"))
+        path = folder / f"{client.client_id}.{tag(names.phase, names.round_number)}.npz"
+        arrays.write(path, client.synthetic.to_arrays())
+        for file in [file for file in older if file.name < path.name][:-1]:
+            file.unlink(missing_ok=True)
+
+    def restore(self, folder: str, reached: dict[int, str]) -> None:
+        """Take each client's state as it was at the tag in ``reached``: that of the last round it took part in.
+
+        A client without a file took part in none, and is as it was adopted.
+        """
+        for client_id, last in reached.items():
+            files = [f for f in sorted(Path(folder).glob(f"{client_id}.*.npz")) if f.name.split(".")[1] <= last]
+            client = self._clients.get(client_id)
+            if files and client is not None and client.synthetic is not None:
+                stored = SyntheticSet.from_arrays(arrays.read(files[-1], RESTART))
+                self._clients[client_id] = replace(client, synthetic=stored)
 
     def sees(self, folder: str) -> bool:
         """Tell whether this node sees a folder: storage may not be shared."""

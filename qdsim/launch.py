@@ -6,8 +6,8 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -15,15 +15,17 @@ from typing import Any
 
 import torch
 
-from qdsim import __version__, data, ray_environment, results
+from qdsim import __version__, data, lock, ray_environment, results
 from qdsim.algorithms import METHODS
+from qdsim.chaos import Chaos, Fault
 from qdsim.config import Job
-from qdsim.errors import BadInput, Interrupted, QdsimError
-from qdsim.experiment import Experiment, Progress
+from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError
+from qdsim.experiment import Experiment
 from qdsim.federation import InlineExecutor
 from qdsim.hosts import ClientHost, Images, keep_freed_memory, use_threads
 from qdsim.phases import Compute, resolve_micro_batch
 from qdsim.plan import Cell, Plan, make
+from qdsim.progress import Progress
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
 
@@ -70,49 +72,70 @@ def run(
     origin: dict[str, Any],
     begin: Callable[[Plan, Path], None],
     emit: Callable[[Progress], None],
-    resume: bool = False,
+    resume: bool | Path = False,
+    faults: Sequence[Fault] = (),
 ) -> Path:
     """Check the job against its data, make the run directory, run, and return the directory.
 
     ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts. ``resume``
-    goes on with the newest run of the job, method by method and request by request; a finished one is returned.
+    goes on with the newest run of the job, or with the one given, from its last commit; a finished one is returned.
     """
-    earlier = results.newest_run(out, job.name) if resume else None
-    if earlier is not None:
-        manifest_before = results.read_manifest(earlier)
-        _check_same(job, manifest_before, earlier)
-        if manifest_before.get("state") == "done":
-            return earlier
-    dataset = data.load(
-        job.data.dataset,
-        job.data.root,
-        verify=job.data.verify,
-        download=job.data.download,
-        size=job.data.size,
-    )
-    plan = make(job, dataset)
-    run_dir = earlier or results.new_run_directory(out, job.name)
-    described = _describe(plan, run_dir, dataset.describe(), engine, origin)
-    manifest = results.Manifest.reopen(run_dir, **described) if earlier else results.Manifest(run_dir, described)
-    images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
-    del dataset
+    earlier = resume if isinstance(resume, Path) else results.newest_run(out, job.name) if resume else None
+    if faults and engine == "inline":
+        raise BadInput("--chaos", engine, "faults strike actors: run with --engine ray")
+    with ExitStack() as owned:
+        if earlier is not None:
+            owned.enter_context(lock.held(earlier))
+            manifest_before = results.read_manifest(earlier)
+            _check_same(job, manifest_before, earlier)
+            if manifest_before.get("state") == "done":
+                return earlier
+        dataset = data.load(
+            job.data.dataset,
+            job.data.root,
+            verify=job.data.verify,
+            download=job.data.download,
+            size=job.data.size,
+        )
+        plan = make(job, dataset)
+        run_dir = earlier or results.new_run_directory(out, job.name)
+        if earlier is None:
+            owned.enter_context(lock.held(run_dir))
+        described = _describe(plan, run_dir, dataset.describe(), engine, origin)
+        manifest = results.Manifest.reopen(run_dir, **described) if earlier else results.Manifest(run_dir, described)
+        images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
+        del dataset
+        with _recorded(manifest, run_dir):
+            _save_partitions(plan, run_dir)
+            begin(plan, run_dir)
+            if engine == "inline":
+                with interruptible(at_once=True):
+                    _run_inline(plan, run_dir, images, emit)
+            else:
+                _run_on_ray(plan, run_dir, images, list(faults), emit, address)
+        manifest.finish("done", exit_code=0)
+    return run_dir
+
+
+@contextmanager
+def _recorded(manifest: results.Manifest, run_dir: Path) -> Iterator[None]:
+    """Have the end of a run in its manifest, and in ``failure.json`` which client failed where, if one did."""
+    failure = run_dir / "failure.json"
+    failure.unlink(missing_ok=True)
     try:
-        _save_partitions(plan, run_dir)
-        begin(plan, run_dir)
-        if engine == "inline":
-            with interruptible(at_once=True):
-                _run_inline(plan, run_dir, images, emit)
-        else:
-            _run_on_ray(plan, run_dir, images, emit, address)
+        yield
     except Interrupted as stop:
         manifest.finish("interrupted", exit_code=stop.exit_code)
         raise
     except BaseException as error:
         code = error.exit_code if isinstance(error, QdsimError) else 1
-        manifest.finish("failed", exit_code=code, error=str(error).splitlines()[0] if str(error) else repr(error))
+        said = str(error).splitlines()[0] if str(error) else repr(error)
+        if isinstance(error, ClientFailed):
+            names = ("client_id", "phase", "round_number", "where", "cause")
+            content = {name: getattr(error, name) for name in names}
+            results.write_atomically(failure, json.dumps(content, indent=2).encode() + b"\n")
+        manifest.finish("failed", exit_code=code, error=said)
         raise
-    manifest.finish("done", exit_code=0)
-    return run_dir
 
 
 def _check_same(job: Job, manifest: dict[str, Any], run_dir: Path) -> None:
@@ -147,7 +170,12 @@ def _run_inline(plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progr
 
 
 def _run_on_ray(
-    plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None], address: str | None
+    plan: Plan,
+    run_dir: Path,
+    images: Images,
+    faults: list[Fault],
+    emit: Callable[[Progress], None],
+    address: str | None,
 ) -> None:
     ray_environment.prepare(address)  # before Ray is imported
     from qdsim import ray_cluster
@@ -159,7 +187,19 @@ def _run_on_ray(
         interruptible(at_once=False) as stop,  # again, since ray.init installs a handler of its own
     ):
         early.check()
-        run_on_ray(plan, run_dir, images, emit, stop.check)
+        run_on_ray(plan, run_dir, images, faults, _striking(emit, Chaos(faults, run_dir)), stop.check)
+
+
+def _striking(emit: Callable[[Progress], None], chaos: Chaos) -> Callable[[Progress], None]:
+    """Pass events on; a fault that is meant for this process strikes when it hears of its round."""
+
+    def heard(event: Progress) -> None:
+        emit(event)
+        fault = chaos.due("command", event.phase, event.round_number)
+        if fault is not None:
+            fault.strike()
+
+    return heard
 
 
 def _save_partitions(plan: Plan, run_dir: Path) -> None:

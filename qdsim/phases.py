@@ -107,5 +107,7 @@ class Phase:
     server_step: ServerStep
     start: Literal["current", "initial", "fresh"] = "current"
     """Begin from the current parameters, from training's θ_0, or from new random ones."""
+    learns: bool = False
+    """Its client step changes the client's own state: the synthetic set."""
     rule: Rule | None = None
     """What ends the phase early where its stage is to stop by convergence; None: nothing does."""

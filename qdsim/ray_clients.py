@@ -4,6 +4,7 @@ import numpy as np
 import ray
 
 from qdsim import params as P
+from qdsim.chaos import Fault
 from qdsim.data import Pixels
 from qdsim.evaluation import Counts
 from qdsim.forgetting import Branch
@@ -47,10 +48,18 @@ class ClientActor:
 
     @ray.method(num_returns=2)
     def step(
-        self, arrays: Arrays, client_step: ClientStep, client_id: int, names: Assignment
+        self,
+        arrays: Arrays,
+        client_step: ClientStep,
+        client_id: int,
+        names: Assignment,
+        keep: str | None,
+        fault: Fault | None,
     ) -> tuple[ClientUpdate, Arrays]:
         """Run a client step; the delta is an object of its own, which waits in the store for its turn."""
-        update = self._host.step(client_step, P.from_numpy(arrays), client_id, names)
+        if fault is not None:
+            fault.strike()
+        update = self._host.step(client_step, P.from_numpy(arrays), client_id, names, keep)
         delta, update.delta = P.to_numpy(update.delta), {}
         return update, delta
 
@@ -81,6 +90,10 @@ class ClientActor:
     def load_clients(self, folder: str, fix: str) -> None:
         """Read the clients' synthetic sets."""
         self._host.load_clients(folder, fix)
+
+    def restore(self, folder: str, reached: dict[int, str]) -> None:
+        """Take the clients' states as they were after a round."""
+        self._host.restore(folder, reached)
 
     def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
         """Return the images that the user asked for."""

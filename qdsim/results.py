@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qdsim import tables
+from qdsim import arrays, tables
 from qdsim.errors import BadInput
 
 
@@ -50,11 +50,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def _rename(temporary: Path, path: Path) -> None:
     os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    arrays.sync_folder(path.parent)
 
 
 def file_name(name: str) -> str:
@@ -115,11 +111,23 @@ class TableWriter:
         self._schemas = {table: tables.schema(table, self._run_id) for table in tables.COLUMNS}
         for table in tables.COLUMNS:
             (self._folder / table).mkdir(parents=True, exist_ok=True)
+            for left in (self._folder / table).glob(".*.tmp"):  # by an attempt that was cut off
+                left.unlink(missing_ok=True)
             self._write(table, "00-schema", [])
 
     def has(self, table: str, part: str) -> bool:
         """Tell whether a part has been written."""
         return self._path(table, part).exists()
+
+    def read(self, table: str, part: str) -> list[dict[str, Any]]:
+        """Return the rows of a part of this run, as they were appended; one that is damaged or gone is named."""
+        path = self._path(table, part)
+        try:
+            found = pq.ParquetFile(path, memory_map=False).read().drop_columns("run_id").to_pylist()
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise arrays.damaged(path, error, "run without --resume to start anew") from None
+        rows: list[dict[str, Any]] = found
+        return rows
 
     def _path(self, table: str, part: str) -> Path:
         return self._folder / table / f"{file_name(part)}.parquet"

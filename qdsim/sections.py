@@ -201,6 +201,11 @@ class ClusterSection(Section):
     short, and the whole batch on a GPU."""
     placement_timeout_s: Rate = 30.0
     """How long to wait for room before giving up with exit code 3."""
+    attempts: Positive = 3
+    """How often a step is tried when its actor is lost, and a run when its driver is; then it ends with code 4 or 1."""
+    step_timeout_s: Rate | Literal["auto"] = "auto"
+    """After how long a step is taken to hang and its actor replaced; ``auto``: 20 times the longest of its phase so
+    far, 600 s at least, and never in a phase's first steps."""
     local_gpus: NotNegative | None = None
     """Logical GPUs of the local cluster that ``qdsim run`` starts; by default those that are found."""
     local_cpus: Positive | None = None

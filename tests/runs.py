@@ -1,13 +1,14 @@
 """Small real runs that several tests look at."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from qdsim import config, launch
-from qdsim.experiment import Progress
+from qdsim.chaos import Fault
+from qdsim.progress import Progress
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -31,14 +32,25 @@ def run(
     engine: str = "inline",
     address: str | None = None,
     emit: Callable[[Progress], None] = ignore,
-    resume: bool = False,
+    resume: bool | Path = False,
+    chaos: Sequence[str] = (),
     **changes: Any,
 ) -> Path:
     """Run the tiny job, changed section by section, and return its directory."""
     values = {**TINY, **{k: {**TINY[k], **v} if isinstance(TINY.get(k), dict) else v for k, v in changes.items()}}
     job = config.validate(values)
     origin = {"job": "tiny", "profile": None, "set": []}
-    return launch.run(job, out, engine=engine, address=address, origin=origin, begin=ignore, emit=emit, resume=resume)
+    return launch.run(
+        job,
+        out,
+        engine=engine,
+        address=address,
+        origin=origin,
+        begin=ignore,
+        emit=emit,
+        resume=resume,
+        faults=[Fault.parse(text) for text in chaos],
+    )
 
 
 def table(run_dir: Path, name: str) -> pd.DataFrame:

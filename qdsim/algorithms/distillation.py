@@ -28,6 +28,8 @@ from qdsim.params import Params
 from qdsim.phases import Assignment, ClientUpdate, Compute
 
 DISTANCE_EPS = 1e-6
+LARGEST_PIXEL = 1e6
+"""Real pixels are a few standard deviations; normalisation in the network hides how far others have gone."""
 FINETUNE_STEPS = 50
 """Inner matching steps on each fresh network (§4.1)."""
 FINETUNE_EPOCHS = 10
@@ -143,9 +145,10 @@ def class_means(
 
 
 def learnt(synthetic: SyntheticSet, pixels: Tensor, velocity: Tensor) -> SyntheticSet:
-    """Return the set with its new pixels; refuse pixels that are no longer numbers."""
-    if not bool(torch.isfinite(pixels).all()):
-        raise Diverged("synthetic pixels are no longer finite: lower synthetic.lr")
+    """Return the set with its new pixels; refuse pixels that are no longer numbers, or no longer those of an image."""
+    largest = float(pixels.abs().max()) if pixels.numel() else 0.0
+    if not largest <= LARGEST_PIXEL:  # not a number either
+        raise Diverged(f"a synthetic pixel has become {largest:.3g}: lower synthetic.lr")
     return replace(synthetic, images=pixels.cpu(), velocity=velocity.cpu())
 
 

@@ -99,12 +99,13 @@ def training(hyper: Hyper) -> list[Phase]:
     distillation = hyper.synthetic
     found = [fedavg.phase("train", hyper.train, view, TRAINED)]
     if distillation.matching:
-        found = [replace(found[0], client_step=partial(train, stage=hyper.train, distillation=distillation))]
+        learn = partial(train, stage=hyper.train, distillation=distillation)
+        found = [replace(found[0], client_step=learn, learns=True)]
     if distillation.finetune:
         batch_size = hyper.train.batch_size
         stage = Stage(distillation.finetune, FINETUNE_STEPS, batch_size, FINETUNE_LR, participation=1.0)
         refine = partial(finetune, distillation=distillation, batch_size=batch_size)
-        found.append(replace(fedavg.phase("finetune", stage, view), client_step=refine, server_step=_keep))
+        found.append(replace(fedavg.phase("finetune", stage, view), client_step=refine, server_step=_keep, learns=True))
     return found
 
 

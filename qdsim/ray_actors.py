@@ -1,0 +1,269 @@
+"""The client actors: placed all at once, no more at work than cores or GPU slots, replaced when they are lost."""
+
+import contextlib
+import math
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from qdsim import ray_cluster
+from qdsim.errors import BadInput, CannotPlace, ClientFailed
+from qdsim.hosts import tag
+from qdsim.phases import Assignment
+from qdsim.plan import Plan
+from qdsim.ray_clients import ClientActor
+
+ACTOR_START_S = 30.0
+"""Slowest start of one actor that is still believed: torch takes 2 to 3 s of a core to import."""
+GIVE_BACK_S = 600.0
+"""For reading states back into a new actor."""
+POLL_S = 1.0
+PATIENCE = 20.0
+"""A step that takes so many times as long as the longest of its phase is taken to hang."""
+LEAST_PATIENCE_S = 600.0
+
+Call = tuple[int, str, tuple[Any, ...]]
+"""Actor, method, arguments."""
+
+
+class StepTimeout(Exception):
+    """A call did not return in time."""
+
+
+@dataclass(frozen=True)
+class _Running:
+    index: int
+    actor: int
+    refs: Any
+    began_s: float
+
+
+@dataclass
+class Home:
+    """Where the states of clients are found again, should their actor be lost."""
+
+    folder: str = ""
+    """While synthetic sets change: the folder into which their owners write them."""
+    before: str = ""
+    """The tag of the last committed round."""
+    now: str = ""
+    """The tag of the round in hand."""
+    finished: set[int] = field(default_factory=set)
+    """Clients whose step of this round is done and written."""
+    trained: str = ""
+    """After training: the folder of its stored state."""
+    nowhere: bool = False
+    """States have changed, and no folder is seen by all nodes."""
+
+    def at_round(self, keep: str | None, names: Assignment) -> "Home":
+        """Return what holds in a round whose step writes states to ``keep``, changes none (None) or keeps none."""
+        if keep is None:
+            return self
+        if not keep:
+            return Home(nowhere=True)
+        return Home(folder=keep, before=self.now, now=tag(names.phase, names.round_number))
+
+
+class ActorPool:
+    """Every client's actor, and the calls to them."""
+
+    def __init__(self, plan: Plan, start_with: tuple[Any, ...], note: Callable[[str], None]):
+        self._wanted, self._note, self._start_with = plan.job.cluster, note, start_with
+        self._layout = ray_cluster.lay_out(plan.max_clients, self._wanted, ray_cluster.nodes())
+        self.clients: list[list[int]] = [list(group) for group in self._layout.clients]
+        """Of each actor."""
+        self.wait_s = 0.0
+        """Time spent waiting for calls."""
+        self._group = self._reserve(self._wanted.placement_timeout_s)
+        self._actors = [self._start(actor) for actor in range(len(self.clients))]
+        places = self._wait_for(self._actors)
+        self.nodes, self.on_gpu = [node for node, _, _ in places], [kind == "cuda" for _, _, kind in places]
+        self.slots = self._count_slots()
+        self.adopted: list[Call] = []
+        """What each actor was last given."""
+        self.home = Home()
+        self.longest_s: dict[str, float] = {}
+        """The longest step so far, by phase."""
+
+    def _start(self, actor: int) -> Any:
+        group = self.clients[actor]
+        cls: Any = ClientActor
+        return cls.options(
+            num_cpus=self._layout.cpus,
+            num_gpus=self._layout.gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, actor),
+            name=f"clients-{group[0]}-{group[-1]}-{self._group.id.hex()[:8]}-{secrets.token_hex(2)}",
+        ).remote(*self._start_with)
+
+    def _reserve(self, timeout_s: float) -> Any:
+        layout = self._layout
+        group = placement_group([layout.bundle] * len(self.clients), strategy="SPREAD")
+        if group.wait(timeout_s):
+            return group
+        remove_placement_group(group)
+        ask = f"{len(self.clients)} actors of {layout.bundle} each"
+        free = ray_cluster.free()
+        fix = "wait for other jobs to end, set cluster.clients_per_actor higher or cluster.gpus_per_client lower"
+        raise CannotPlace(ask, f"{free} free after {timeout_s:g} s (cluster.placement_timeout_s)", fix)
+
+    def _wait_for(self, actors: list[Any]) -> list[tuple[str, str, str]]:
+        """Return node, GPU and device of actors once they have started."""
+        refs = [actor.describe.remote() for actor in actors]
+        timeout_s = self._wanted.placement_timeout_s + 30 + ACTOR_START_S * len(refs)
+        ready, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        if late:
+            found = f"{len(ready)} that started within {timeout_s:g} s"
+            raise CannotPlace(f"{len(refs)} actors", found, "set cluster.clients_per_actor higher")
+        try:
+            places: list[tuple[str, str, str]] = ray.get(refs)
+        except RayError as error:
+            fix = "look at Ray's logs of that node, or set cluster.clients_per_actor higher if it ran out of memory"
+            raise CannotPlace(f"{len(refs)} actors", cause_of(error), fix) from error
+        return places
+
+    def _count_slots(self) -> dict[str, int]:
+        """Return how many calls may run at once on each node: as many as it has cores."""
+        cores = {node.node_id: int(node.cpus) for node in ray_cluster.nodes()}
+        return {node: max(1, cores.get(node, 1) // self._wanted.threads) for node in set(self.nodes)}
+
+    def dispatch(self, calls: list[Call], names: Assignment | None = None) -> Iterator[tuple[int, Any, Any]]:
+        """Start calls in order, no more at once than cores or GPU slots; yield each with its first result and refs.
+
+        A call whose actor is lost is made again on a new one, ``cluster.attempts`` times in all. One that raised is
+        not: it would raise again.
+        """
+        waiting = deque(enumerate(calls))
+        running: dict[Any, _Running] = {}
+        attempts = [0] * len(calls)
+        while waiting or running:
+            busy = {run.actor for run in running.values()}
+            used = Counter(self.nodes[actor] for actor in busy)
+            for _ in range(len(waiting)):
+                index, (actor, method, arguments) = waiting.popleft()
+                node = self.nodes[actor]
+                if actor in busy or (not self.on_gpu[actor] and used[node] >= self.slots[node]):
+                    waiting.append((index, (actor, method, arguments)))
+                    continue
+                refs = getattr(self._actors[actor], method).remote(*arguments)
+                first = refs[0] if isinstance(refs, list) else refs
+                running[first] = _Running(index, actor, refs, time.monotonic())
+                busy.add(actor)
+                used[node] += 1
+            began_s = time.perf_counter()
+            done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S, fetch_local=False)
+            self.wait_s += time.perf_counter() - began_s
+            limit_s = self._limit_s(names)
+            hung = [ref for ref, run in running.items() if time.monotonic() - run.began_s > limit_s]
+            for ref in done or hung:
+                run = running.pop(ref)
+                try:
+                    if not done:
+                        raise StepTimeout(f"no answer for {limit_s:.0f} s (cluster.step_timeout_s)")
+                    result = ray.get(ref)
+                except RayTaskError as error:
+                    self._give_up(run.actor, calls[run.index], names, error)
+                except (RayError, StepTimeout) as error:
+                    attempts[run.index] += 1
+                    if attempts[run.index] >= self._wanted.attempts:
+                        self._give_up(run.actor, calls[run.index], names, error, attempts[run.index])
+                    self.replace(run.actor, cause_of(error))
+                    waiting.appendleft((run.index, undisturbed(calls[run.index])))
+                    continue
+                yield run.index, result, run.refs
+
+    def _limit_s(self, names: Assignment | None) -> float:
+        """Return how long a call may take: a setting, or by default many times the longest of its phase so far."""
+        if isinstance(self._wanted.step_timeout_s, float):
+            return self._wanted.step_timeout_s
+        longest_s = self.longest_s.get(names.phase, math.inf) if names else math.inf
+        return max(LEAST_PATIENCE_S, PATIENCE * longest_s)
+
+    def _give_up(
+        self, actor: int, call: Call, names: Assignment | None, error: Exception, attempts: int = 1
+    ) -> NoReturn:
+        """Stop the run: leaving a client out would change the result."""
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, BadInput):
+            raise cause from None
+        _, method, arguments = call
+        client_id = arguments[2] if method == "step" else self.clients[actor][0]
+        phase, number = (names.phase, names.round_number) if names else (method, 0)
+        again = f"; given up after {attempts} attempts (cluster.attempts)" if attempts > 1 else ""
+        raise ClientFailed(client_id, phase, number, self._where(actor), cause_of(error) + again) from error
+
+    def replace(self, actor: int, cause: str) -> None:
+        """Start a lost actor anew, wherever there is room, and give it back what it owned."""
+        clients = self.clients[actor]
+        owner = f"the actor of clients {clients[0]} to {clients[-1]}" if len(clients) > 1 else f"client {clients[0]}"
+        self._note(f"{owner} on {self._where(actor)} was lost: {cause}; started again")
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(self._actors[actor])
+        for attempt in range(self._wanted.attempts):
+            self._actors[actor] = self._start(actor)
+            try:
+                node, _, kind = self._wait_for([self._actors[actor]])[0]
+                self.nodes[actor], self.on_gpu[actor] = node, kind == "cuda"
+                self.slots = self._count_slots()
+                self._give_back(actor)
+                return
+            except (RayError, CannotPlace):
+                if attempt + 1 == self._wanted.attempts:
+                    raise
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(self._actors[actor])
+
+    def _give_back(self, actor: int) -> None:
+        """Adopt the actor's clients again, and restore their states from where they were last written."""
+        handle, home = self._actors[actor], self.home
+        own = [call for call in self.adopted if call[0] == actor]
+        for _, method, arguments in own:
+            ray.get(getattr(handle, method).remote(*arguments), timeout=GIVE_BACK_S)
+        clients = self.clients[actor]
+        if home.nowhere:
+            cause = (
+                "its state was lost with its actor, since not all nodes see --out: put it on storage that they share"
+            )
+            raise ClientFailed(clients[0], "restoring", 0, self._where(actor), cause)
+        if home.trained:
+            ray.get(handle.load_clients.remote(home.trained, "run the job again"), timeout=GIVE_BACK_S)
+        elif home.folder:
+            reached = {i: home.now if i in home.finished else home.before for i in clients}
+            ray.get(handle.restore.remote(home.folder, reached), timeout=GIVE_BACK_S)
+
+    def gather(self, calls: list[Call]) -> list[Any]:
+        """Make calls and return their results in order."""
+        results: list[Any] = [None] * len(calls)
+        for index, result, _ in self.dispatch(calls):
+            results[index] = result
+        return results
+
+    def _where(self, actor: int) -> str:
+        return f"node {self.nodes[actor][:8]}"
+
+
+def undisturbed(call: Call) -> Call:
+    """Return a call without the fault that came with it."""
+    actor, method, arguments = call
+    return (actor, method, (*arguments[:-1], None)) if method == "step" else call
+
+
+def cause_of(error: Exception) -> str:
+    """Say in one line whether the step raised, and what, or whether its actor was lost."""
+    if isinstance(error, StepTimeout):
+        return str(error)
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {first_line(error.cause)}"
+    return f"its actor was lost ({type(error).__name__}: {first_line(error)})"
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's first line."""
+    return str(error).splitlines()[0] if str(error) else ""
