@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from qdsim import ray_cluster
@@ -75,8 +75,9 @@ class Home:
 class ActorPool:
     """Every client's actor, and the calls to them."""
 
-    def __init__(self, plan: Plan, start_with: tuple[Any, ...], note: Callable[[str], None]):
+    def __init__(self, plan: Plan, run_id: str, start_with: tuple[Any, ...], note: Callable[[str], None]):
         self._wanted, self._note, self._start_with = plan.job.cluster, note, start_with
+        self._run_id = run_id
         self._layout = ray_cluster.lay_out(plan.max_clients, self._wanted, ray_cluster.nodes())
         self.clients: list[list[int]] = [list(group) for group in self._layout.clients]
         """Of each actor."""
@@ -105,7 +106,9 @@ class ActorPool:
 
     def _reserve(self, timeout_s: float) -> Any:
         layout = self._layout
-        group = placement_group([layout.bundle] * len(self.clients), strategy="SPREAD")
+        with contextlib.suppress(ValueError):  # what a driver that was lost had reserved stays reserved
+            remove_placement_group(get_placement_group(self._run_id))
+        group = placement_group([layout.bundle] * len(self.clients), strategy="SPREAD", name=self._run_id)
         if group.wait(timeout_s):
             return group
         remove_placement_group(group)

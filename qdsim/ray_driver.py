@@ -37,8 +37,9 @@ class DriverActor:
     def run(self, plan: Plan, run_dir: str, images: list[Any], pixels: Pixels, faults: list[Fault]) -> None:
         """Run the whole plan. ``images`` are references: training images never come into this process."""
         use_threads(plan.job.cluster.threads)
-        executor = RayExecutor(plan, images, pixels, Chaos(faults, Path(run_dir)), self._note)
-        Experiment(plan, executor, Path(run_dir), self._emit).run()
+        path = Path(run_dir)
+        executor = RayExecutor(plan, path.name, images, pixels, Chaos(faults, path), self._note)
+        Experiment(plan, executor, path, self._emit).run()
 
     def _note(self, text: str) -> None:
         with self._lock:

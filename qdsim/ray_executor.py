@@ -27,10 +27,12 @@ from qdsim.ray_actors import ActorPool, Call, Home, cause_of, undisturbed
 class RayExecutor:
     """Clients as Ray actors, placed all at once. Implements :class:`qdsim.federation.Executor`."""
 
-    def __init__(self, plan: Plan, images: list[Any], pixels: Pixels, chaos: Chaos, note: Callable[[str], None]):
+    def __init__(
+        self, plan: Plan, run_id: str, images: list[Any], pixels: Pixels, chaos: Chaos, note: Callable[[str], None]
+    ):
         wanted = plan.job.cluster
         start_with = (*images, pixels, plan.cells[0].model, wanted.threads, wanted.micro_batch)
-        self._pool = ActorPool(plan, start_with, note)
+        self._pool = ActorPool(plan, run_id, start_with, note)
         self._chaos = chaos
         self.busy_s = 0.0
         self.device = "cuda" if any(self._pool.on_gpu) else "cpu"

@@ -52,6 +52,10 @@ def _different(table: str, a: pd.DataFrame, b: pd.DataFrame) -> str | None:
     if lacking:
         return f"table {table}: column {lacking[0]} is in one run only"
     keys = [c for c in KEYS if c in columns]
+    if a.empty and b.empty:
+        return None
+    if a.empty or b.empty:
+        return f"table {table}: {len(a)} rows against {len(b)}"
     a, b = (frame[columns].sort_values(keys, kind="stable").reset_index(drop=True) for frame in (a, b))
     for name, frame in (("first", a), ("second", b)):
         twice = frame.duplicated(keys)

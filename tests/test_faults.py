@@ -1,0 +1,164 @@
+"""Actors, drivers and nodes are lost: the run goes on by itself, with the bits of one that nothing happened to."""
+
+import json
+
+import pytest
+
+from qdsim.chaos import Chaos, Fault
+from qdsim.errors import BadInput, ClientFailed
+from qdsim.results import read_manifest
+from qdsim.verify import difference
+from tests.runs import run
+
+SETTINGS = {"train": {"participation": 0.8}}
+PACKED = {"clients_per_actor": 5}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The run that nothing happened to, without Ray."""
+    return run(tmp_path_factory.mktemp("undisturbed"), **SETTINGS)
+
+
+@pytest.mark.ray
+def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path, undisturbed):
+    """Killed: an actor of five clients in training, the driver two rounds on, a client in each phase of a request.
+
+    The packed actor's other clients may have had their step of the round already, or not.
+    """
+    chaos = [
+        "kill client 2 at train:1",
+        "kill client 9 at train:2",
+        "kill driver at train:3",
+        "kill client 0 at recover:2",
+        "slow client 1 by 0.5 at relearn:1",
+        "kill driver at recover:1",
+    ]
+    notes = []
+    found = run(
+        tmp_path,
+        engine="ray",
+        address=cluster_address,
+        cluster=PACKED,
+        emit=lambda event: notes.append(event.note) if event.note else None,
+        chaos=chaos,
+        **SETTINGS,
+    )
+    assert difference(undisturbed, found) is None
+    assert sum("the driver was lost" in note for note in notes) == 2
+    assert sum("the actor of clients" in note for note in notes) >= 3
+    assert len(list((found / "chaos").iterdir())) == 6, "every fault has struck"
+
+
+@pytest.mark.ray
+def test_a_client_that_hangs_is_replaced(cluster_address, tmp_path, undisturbed):
+    """No answer for five seconds, which the job says is too long."""
+    notes = []
+    found = run(
+        tmp_path,
+        engine="ray",
+        address=cluster_address,
+        cluster=PACKED | {"step_timeout_s": 5.0},
+        emit=lambda event: notes.append(event.note) if event.note else None,
+        chaos=["hang client 7 at train:2"],
+        **SETTINGS,
+    )
+    assert any("no answer for 5 s (cluster.step_timeout_s)" in note for note in notes)
+    assert difference(undisturbed, found) is None
+
+
+@pytest.mark.ray
+def test_a_run_that_gives_up_says_who_failed_and_resumes(cluster_address, tmp_path, undisturbed):
+    """A programming error is not tried again; a lost actor as often as allowed: once. Then resumed, the run is whole."""
+    on_ray = {"engine": "ray", "address": cluster_address, "cluster": PACKED | {"attempts": 1}, **SETTINGS}
+    chaos = ["raise client 9 at train:2", "kill client 9 at train:3"]
+    with pytest.raises(ClientFailed, match=r"client 9 failed in train, round 2, on node \w+: RuntimeError: raised on"):
+        run(tmp_path, chaos=chaos, **on_ray)
+    (stopped,) = tmp_path.glob("tiny-*")
+    failure = json.loads((stopped / "failure.json").read_text())
+    assert (failure["client_id"], failure["phase"], failure["round_number"]) == (9, "train", 2)
+    assert read_manifest(stopped)["exit_code"] == 4
+    with pytest.raises(ClientFailed, match=r"client 9 failed in train, round 3, on node \w+: its actor was lost"):
+        run(tmp_path, chaos=chaos, resume=True, **on_ray)
+    assert run(tmp_path, chaos=chaos, resume=True, **on_ray) == stopped
+    assert difference(undisturbed, stopped) is None
+    assert not (stopped / "failure.json").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_node_that_is_lost_in_mid_round(tmp_path, undisturbed):
+    """Two nodes, half of the clients on each: one is removed while a round is going on; the other takes them over."""
+    from ray.cluster_utils import Cluster
+
+    config = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 3}
+    config["health_check_initial_delay_ms"] = 0
+    args = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False, "_system_config": config}
+    cluster = Cluster(initialize_head=True, head_node_args=args)
+    try:
+        worker = cluster.add_node(num_cpus=2, object_store_memory=100 * 2**20)
+        nodes, notes = set(), []
+
+        def watch(event):
+            if event.note:
+                notes.append(event.note)
+            if event.phase == "train" and event.round_number == 2 and event.clients_done >= 1 and not nodes:
+                nodes.add("removed")
+                cluster.remove_node(worker, allow_graceful=False)
+
+        found = run(tmp_path, engine="ray", address=cluster.address, cluster=PACKED, emit=watch, **SETTINGS)
+    finally:
+        cluster.shutdown()
+    assert nodes, "the node was removed in round 2"
+    assert any("was lost" in note for note in notes)
+    assert difference(undisturbed, found) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("kill client 7 at train:3", Fault("kill", "client", 7, "train", 3)),
+        ("slow client 0 by 2.5 at relearn:1", Fault("slow", "client", 0, "relearn", 1, 2.5)),
+        ("drop node of client 12 at unlearn:1", Fault("drop", "client", 12, "unlearn", 1)),
+        ("kill driver at recover:2", Fault("kill", "driver", -1, "recover", 2)),
+        (" kill  command at finetune:1 ", Fault("kill", "command", -1, "finetune", 1)),
+    ],
+)
+def test_faults_are_read(text, fault):
+    """As the help says."""
+    assert Fault.parse(text) == fault
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "kill client at train:3",
+        "kill client 7 at train:0",
+        "kill client 7 at training:1",
+        "slow client 7 at train:1",
+        "kill client 7 by 3 at train:1",
+        "hang driver at train:1",
+        "drop client 7 at train:1",
+        "kill node of client 7 at train:1",
+    ],
+)
+def test_what_is_no_fault_is_refused_with_the_grammar(text):
+    """One line each."""
+    with pytest.raises(BadInput, match=r"--chaos.*: one of: kill\|hang\|raise client N at PHASE:ROUND"):
+        Fault.parse(text)
+
+
+def test_a_fault_strikes_once_in_a_runs_life(tmp_path):
+    """The mark outlives the process."""
+    faults = [Fault.parse("kill client 7 at train:3")]
+    assert Chaos(faults, tmp_path).due("client", "train", 2, 7) is None
+    assert Chaos(faults, tmp_path).due("client", "train", 3, 6) is None
+    assert Chaos(faults, tmp_path).due("client", "train", 3, 7) == faults[0]
+    assert Chaos(faults, tmp_path).due("client", "train", 3, 7) is None
+
+
+def test_faults_need_actors(tmp_path):
+    """Inline there are none to kill but this process."""
+    with pytest.raises(BadInput, match="--engine ray"):
+        run(tmp_path, chaos=["kill client 7 at train:3"])
