@@ -42,7 +42,7 @@ def read_table(run: Path, table: str) -> pd.DataFrame:
     names = [name for name, _, _ in COLUMNS[table]]
     if not parts:
         return pd.DataFrame(columns=names)
-    frame: pd.DataFrame = pa.concat_tables(parts, promote_options="default").to_pandas()
+    frame: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
     return frame
 
 

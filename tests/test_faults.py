@@ -69,7 +69,7 @@ def test_a_client_that_hangs_is_replaced(cluster_address, tmp_path, undisturbed)
 
 @pytest.mark.ray
 def test_a_run_that_gives_up_says_who_failed_and_resumes(cluster_address, tmp_path, undisturbed):
-    """A programming error is not tried again; a lost actor as often as allowed: once. Then resumed, the run is whole."""
+    """A programming error is not tried again; a lost actor as often as allowed: once. Resumed, it is whole."""
     on_ray = {"engine": "ray", "address": cluster_address, "cluster": PACKED | {"attempts": 1}, **SETTINGS}
     chaos = ["raise client 9 at train:2", "kill client 9 at train:3"]
     with pytest.raises(ClientFailed, match=r"client 9 failed in train, round 2, on node \w+: RuntimeError: raised on"):

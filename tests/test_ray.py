@@ -188,7 +188,17 @@ def test_shards_and_synthetic_sets_stay_with_their_actor():
 
     methods = {m for m in vars(ClientActor.__ray_metadata__.modified_class) if not m.startswith("_")}
     looks = {"test_counts", "own_counts", "test_features", "own_features", "storage_bytes"}
-    assert methods == {"describe", "adopt", "step", "sees", "save_clients", "load_clients", "gallery", *looks}
+    assert methods == {
+        "describe",
+        "adopt",
+        "step",
+        "sees",
+        "save_clients",
+        "load_clients",
+        "restore",
+        "gallery",
+        *looks,
+    }
     fields = {name: kind for name, kind in ClientUpdate.__annotations__.items() if kind not in (int, float, str)}
     assert set(fields) == {"delta"}
 
