@@ -4,10 +4,11 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qdsim import arrays, attacks, gallery, hosts, results, rows, seeds
+from qdsim import arrays, attacks, gallery, hosts, lock, results, rows, seeds
 from qdsim import params as P
 from qdsim.algorithms import METHODS
 from qdsim.checkpoint import Checkpoint, Commit
@@ -34,8 +35,11 @@ SCORES = ("test_accuracy", "forget_accuracy", "retain_accuracy")
 class Experiment:
     """One plan, one executor, one run directory."""
 
-    def __init__(self, plan: Plan, executor: Executor, run_dir: Path, emit: Callable[[Progress], None]):
+    def __init__(
+        self, plan: Plan, executor: Executor, run_dir: Path, emit: Callable[[Progress], None], owner: str = ""
+    ):
         self._plan, self._executor, self._emit = plan, executor, emit
+        self._still_own = partial(lock.check, run_dir, owner)
         self._writer = TableWriter(run_dir)
         self._store = Store(run_dir.parent)
         self._models = run_dir / "models"
@@ -69,6 +73,7 @@ class Experiment:
                     continue
                 start = reached.get(task.method, trained.params) if cell.job.sequence else trained.params
                 reached[task.method] = self._serve(place, task, start, trained.history)
+        self._still_own()
         self._checkpoint.clear()
 
     def _model_path(self, task: Task) -> Path:
@@ -284,6 +289,7 @@ class Experiment:
             row |= {"data_size": int(sizes.sum()), "params_sha256": P.sha256(params), "reused": False}
             row["evaluation_s"] = time.perf_counter() - began_s
             done.append(row)
+            self._still_own()
             self._write_round(row, named, result, counts)
             self._checkpoint.save(Commit(named, result.round_number, ended, before, params, forgot, history))
             self._done += work / phase.stage.rounds

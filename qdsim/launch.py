@@ -85,7 +85,7 @@ def run(
         raise BadInput("--chaos", engine, "faults strike actors: run with --engine ray")
     with ExitStack() as owned:
         if earlier is not None:
-            owned.enter_context(lock.held(earlier))
+            owner = owned.enter_context(lock.held(earlier))
             manifest_before = results.read_manifest(earlier)
             _check_same(job, manifest_before, earlier)
             if manifest_before.get("state") == "done":
@@ -100,7 +100,7 @@ def run(
         plan = make(job, dataset)
         run_dir = earlier or results.new_run_directory(out, job.name)
         if earlier is None:
-            owned.enter_context(lock.held(run_dir))
+            owner = owned.enter_context(lock.held(run_dir))
         described = _describe(plan, run_dir, dataset.describe(), engine, origin)
         manifest = results.Manifest.reopen(run_dir, **described) if earlier else results.Manifest(run_dir, described)
         images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
@@ -110,9 +110,9 @@ def run(
             begin(plan, run_dir)
             if engine == "inline":
                 with interruptible(at_once=True):
-                    _run_inline(plan, run_dir, images, emit)
+                    _run_inline(plan, run_dir, owner, images, emit)
             else:
-                _run_on_ray(plan, run_dir, images, list(faults), emit, address)
+                _run_on_ray(plan, run_dir, owner, images, list(faults), emit, address)
         manifest.finish("done", exit_code=0)
     return run_dir
 
@@ -160,18 +160,19 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _run_inline(plan: Plan, run_dir: Path, images: Images, emit: Callable[[Progress], None]) -> None:
+def _run_inline(plan: Plan, run_dir: Path, owner: str, images: Images, emit: Callable[[Progress], None]) -> None:
     use_threads(plan.job.cluster.threads)
     keep_freed_memory()
     device = torch.device("cpu")
     compute = Compute(plan.cells[0].model, device, resolve_micro_batch(plan.job.cluster.micro_batch, device))
     executor = InlineExecutor(ClientHost(compute, images))
-    Experiment(plan, executor, run_dir, emit).run()
+    Experiment(plan, executor, run_dir, emit, owner).run()
 
 
 def _run_on_ray(
     plan: Plan,
     run_dir: Path,
+    owner: str,
     images: Images,
     faults: list[Fault],
     emit: Callable[[Progress], None],
@@ -187,7 +188,7 @@ def _run_on_ray(
         interruptible(at_once=False) as stop,  # again, since ray.init installs a handler of its own
     ):
         early.check()
-        run_on_ray(plan, run_dir, images, faults, _striking(emit, Chaos(faults, run_dir)), stop.check)
+        run_on_ray(plan, run_dir, owner, images, faults, _striking(emit, Chaos(faults, run_dir)), stop.check)
 
 
 def _striking(emit: Callable[[Progress], None], chaos: Chaos) -> Callable[[Progress], None]:

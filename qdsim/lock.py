@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from qdsim.errors import BadInput
+from qdsim.errors import BadInput, QdsimError
 
 LEASE_S = 60.0
 """An owner on another host that has not been heard of for so long is taken to be dead."""
@@ -18,14 +18,15 @@ BEAT_S = 10.0
 
 
 @contextmanager
-def held(run_dir: Path) -> Iterator[None]:
-    """Own a run inside the block; refuse where somebody alive does.
+def held(run_dir: Path) -> Iterator[str]:
+    """Own a run inside the block; refuse where somebody alive does. Yields the name under which it is owned.
 
     An owner on this host is asked for by its process id; on another, where that tells nothing, the time of the lock
     file counts, which its owner renews every ten seconds.
     """
     path = run_dir / "lock.json"
-    own = {"host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid())}
+    own: dict[str, Any] = {"host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid())}
+    own["name"] = secrets.token_hex(8)
     while not _create(path, own):
         owner = _read(path)
         if owner is not None and _alive(owner, path):
@@ -39,11 +40,22 @@ def held(run_dir: Path) -> Iterator[None]:
     beat = threading.Thread(target=_beat, args=(path, over), daemon=True)
     beat.start()
     try:
-        yield
+        yield str(own["name"])
     finally:
         over.set()
-        with suppress(OSError):
-            path.unlink()
+        if (_read(path) or {}).get("name") == own["name"]:
+            path.unlink(missing_ok=True)
+
+
+def check(run_dir: Path, name: str) -> None:
+    """Refuse to go on for an owner that somebody else has taken over from.
+
+    A driver may outlive a killed command by some seconds; meanwhile the run may have been resumed.
+    """
+    owner = _read(run_dir / "lock.json")
+    if owner is not None and owner.get("name") != name:
+        who = f"process {owner.get('pid')} on {owner.get('host')}"
+        raise QdsimError(f"{run_dir.name} has been taken over by {who}")
 
 
 def _create(path: Path, own: dict[str, Any]) -> bool:

@@ -34,12 +34,12 @@ class DriverActor:
         self._lock = threading.Lock()
         self._reported_s = 0.0
 
-    def run(self, plan: Plan, run_dir: str, images: list[Any], pixels: Pixels, faults: list[Fault]) -> None:
+    def run(self, plan: Plan, run_dir: str, owner: str, images: list[Any], pixels: Pixels, faults: list[Fault]) -> None:
         """Run the whole plan. ``images`` are references: training images never come into this process."""
         use_threads(plan.job.cluster.threads)
         path = Path(run_dir)
         executor = RayExecutor(plan, path.name, images, pixels, Chaos(faults, path), self._note)
-        Experiment(plan, executor, path, self._emit).run()
+        Experiment(plan, executor, path, self._emit, owner).run()
 
     def _note(self, text: str) -> None:
         with self._lock:
@@ -65,6 +65,7 @@ class DriverActor:
 def run_on_ray(
     plan: Plan,
     run_dir: Path,
+    owner: str,
     images: Images,
     faults: list[Fault],
     emit: Callable[[Progress], None],
@@ -77,7 +78,7 @@ def run_on_ray(
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
     for attempt in range(1, plan.job.cluster.attempts + 1):
         try:
-            _watch(_start_driver(plan, run_dir, refs, images, faults), emit, check)
+            _watch(_start_driver(plan, run_dir, owner, refs, images, faults), emit, check)
             return
         except RayTaskError as error:
             if isinstance(error.cause, QdsimError):
@@ -91,11 +92,13 @@ def run_on_ray(
             emit(Progress.note_only(f"the driver was lost: {first_line(error)}; going on from the last commit"))
 
 
-def _start_driver(plan: Plan, run_dir: Path, refs: list[Any], images: Images, faults: list[Fault]) -> tuple[Any, Any]:
+def _start_driver(
+    plan: Plan, run_dir: Path, owner: str, refs: list[Any], images: Images, faults: list[Fault]
+) -> tuple[Any, Any]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     cls: Any = DriverActor
     driver = cls.options(scheduling_strategy=here).remote()
-    return driver, driver.run.remote(plan, str(run_dir.resolve()), refs, images.pixels, faults)
+    return driver, driver.run.remote(plan, str(run_dir.resolve()), owner, refs, images.pixels, faults)
 
 
 def _watch(started: tuple[Any, Any], emit: Callable[[Progress], None], check: Callable[[], None]) -> None:

@@ -205,10 +205,11 @@ def test_shards_and_synthetic_sets_stay_with_their_actor():
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code):
+@pytest.mark.parametrize(("signum", "code", "engine"), [(signal.SIGINT, 130, "inline"), (signal.SIGTERM, 143, "ray")])
+def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code, engine):
     """The command ends with the signal's code, the manifest says interrupted, rows written so far can be read."""
-    command = [sys.executable, "-m", "qdsim", "run", "jobs/quickstart.toml", "--out", str(tmp_path)]
+    arguments = ["run", "jobs/quickstart.toml", "--out", str(tmp_path), "--engine", engine]
+    command = [sys.executable, "-m", "qdsim", *arguments]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     rounds: list[str] = []
     assert process.stdout is not None

@@ -12,7 +12,7 @@ import pytest
 from qdsim import lock
 from qdsim.algorithms import distillation
 from qdsim.checkpoint import Checkpoint
-from qdsim.errors import BadInput
+from qdsim.errors import BadInput, QdsimError
 from qdsim.results import TableWriter, read_manifest
 from qdsim.verify import difference
 from tests.runs import run, table
@@ -160,6 +160,20 @@ def test_a_run_that_is_going_on_is_not_started_twice(tmp_path):
     with lock.held(stopped):
         assert json.loads((stopped / "lock.json").read_text())["pid"] == os.getpid()
     assert not (stopped / "lock.json").exists()
+
+
+def test_a_driver_that_outlives_its_command_stops_when_the_run_is_taken_over(tmp_path):
+    """Its owner's name is no longer in the lock: no further round is written."""
+
+    def taken_over(event):
+        if event.row is not None and event.round_number == 2:
+            (path,) = tmp_path.glob("tiny-*/lock.json")
+            path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "name": "another"}))
+
+    with pytest.raises(QdsimError, match="has been taken over by process 1 on elsewhere"):
+        run(tmp_path, emit=taken_over)
+    (left,) = tmp_path.glob("tiny-*")
+    assert table(left, "rounds")["round"].max() == 2
 
 
 def test_a_lock_of_another_host_holds_for_its_lease(tmp_path):
