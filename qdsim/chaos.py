@@ -1,6 +1,6 @@
 """Faults on purpose: ``--chaos "kill client 7 at train:3"`` shows what a run survives on your own cluster.
 
-Each fault strikes once in a run's life, however often the run is resumed: a file ``<run>/chaos/<n>`` marks it before it
+Each fault strikes once in a run's life, however often the run is resumed: a file in ``<run>/chaos/`` marks it before it
 does.
 """
 
@@ -34,6 +34,13 @@ class Fault:
     phase: str
     round_number: int
     seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return it as the user writes it."""
+        whom = f"client {self.client_id}" if self.who == "client" else self.who
+        whom = f"node of {whom}" if self.verb == "drop" else whom
+        by = f" by {self.seconds:g}" if self.verb == "slow" else ""
+        return f"{self.verb} {whom}{by} at {self.phase}:{self.round_number}"
 
     @staticmethod
     def parse(text: str) -> "Fault":
@@ -73,11 +80,18 @@ class Chaos:
 
     def due(self, who: str, phase: str, round_number: int, client_id: int = -1) -> Fault | None:
         """Return the fault that is due here, and mark it as having struck."""
-        for number, fault in enumerate(self._faults):
+        for fault in self._faults:
             here = (fault.who, fault.client_id, fault.phase, fault.round_number)
-            mark = self._folder / str(number)
+            mark = self._mark(fault)
             if here == (who, client_id, phase, round_number) and not mark.exists():
                 self._folder.mkdir(exist_ok=True)
                 mark.touch()
                 return fault
         return None
+
+    def spared(self) -> list[Fault]:
+        """Return the faults that have not struck."""
+        return [fault for fault in self._faults if not self._mark(fault).exists()]
+
+    def _mark(self, fault: Fault) -> Path:
+        return self._folder / f"{fault.verb}-{fault.who}-{fault.client_id}-{fault.phase}-{fault.round_number}"

@@ -4,7 +4,7 @@
 the phases to come need of the past. It is one file, replaced whole, so whatever the moment of a crash there is one last
 complete commit. The rounds' rows are written before it, under names of their round: a round that is done again replaces
 its own. Synthetic sets are written by the actors that own them, before a client's update leaves it, into
-``<run>/checkpoint/clients/<training>/``, a file for each round that a client took part in; the driver never reads them.
+``<run>/checkpoint/clients/<training>/``, of which the last two of each client stay; the driver never reads them.
 """
 
 import json
@@ -41,6 +41,8 @@ class Commit:
     """While relearning: the model that had forgotten."""
     history: History | None = None
     """While training: what the server remembers of it."""
+    states: dict[int, str] | None = None
+    """While synthetic sets change: the tag of each client's last state; None where they are kept nowhere."""
 
     def is_at(self, named: Named) -> bool:
         """Tell whether this is a commit of the phase so named."""
@@ -62,6 +64,8 @@ class Checkpoint:
         """Make a commit; the one before is gone only when this one is there."""
         self._folder.mkdir(exist_ok=True)
         cursor = {"named": commit.named, "round": commit.round_number, "ended": commit.ended, "before": commit.before}
+        if commit.states is not None:
+            cursor["states"] = {str(client_id): last for client_id, last in commit.states.items()}
         found: Arrays = {f"params/{name}": array for name, array in P.to_numpy(commit.params).items()}
         if commit.forgot is not None:
             found |= {f"forgot/{name}": array for name, array in P.to_numpy(commit.forgot).items()}
@@ -72,15 +76,15 @@ class Checkpoint:
             cursor["first"] = self._write_first(commit, first)
         found["cursor"] = np.frombuffer(json.dumps(cursor).encode(), np.uint8)
         arrays.write(self._folder / "commit.npz", found)
+        for old in self._folder.glob("first-*.npz"):
+            if old.name != cursor.get("first"):
+                old.unlink()
 
     def _write_first(self, commit: Commit, first: Arrays) -> str:
         """Write the first round's updates, which do not change any more, into a file of their own, once."""
-        name = f"first-{results.file_name('-'.join(str(value) for value in commit.named.values()))}.npz"
+        name = f"first-{results.file_name(commit.named['cell'])}-{commit.named['seed']}.npz"
         if self._first != name:
             arrays.write(self._folder / name, first)
-            for old in self._folder.glob("first-*.npz"):
-                if old.name != name and self._first is not None:
-                    old.unlink()
             self._first = name
         return name
 
@@ -105,8 +109,9 @@ class Checkpoint:
                 P.from_numpy(_under("params/", stored)),
                 P.from_numpy(forgot) if forgot else None,
                 history,
+                {int(i): str(last) for i, last in cursor["states"].items()} if "states" in cursor else None,
             )
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise arrays.damaged(path, error, FIX) from None
 
     def forget_states(self, training: str) -> None:

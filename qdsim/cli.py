@@ -88,6 +88,7 @@ def resume(
 
     console = Console()
     faults = [Fault.parse(text) for text in chaos or []]
+    run_dir = run_dir.resolve()
     manifest = read_manifest(run_dir)
     job = config.of_manifest(manifest, run_dir)
     with display.Display(console) as screen:
@@ -116,8 +117,7 @@ def verify(
 
     found = difference(first, second)
     print(found or "equal")
-    if found:
-        raise typer.Exit(1)
+    raise typer.Exit(1 if found else 0)
 
 
 @app.command()
@@ -161,7 +161,7 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt)
     try:
-        app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)  # what a command exits with, it returns
     except Interrupted as stop:
         _fail("interrupted; the rows written so far are kept", stop.exit_code)
     except QdsimError as error:
@@ -172,6 +172,7 @@ def main() -> None:
             _fail(f"{str(usage()).rstrip('.')} (qdsim --help)", 2)
         cause = str(error).splitlines()[0] if str(error) else ""
         _fail(f"internal error, {type(error).__name__}: {cause} (--debug shows the traceback)", 1)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(cause: str, code: int) -> NoReturn:

@@ -73,6 +73,9 @@ class Display:
     def emit(self, event: Progress) -> None:
         """Take an event in; print a line for a finished round and task (in a terminal: for a finished phase)."""
         now_s = time.monotonic()
+        if event.is_only_note:
+            self._line(now_s, f"note: {event.note}")
+            return
         self._last = event
         if not self._marks or event.share_done > self._marks[-1][1]:
             self._marks = [*self._marks[-20:], (now_s, event.share_done)]

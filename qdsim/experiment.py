@@ -97,8 +97,10 @@ class Experiment:
         described = [description(self._plan, cell, seed_plan, phases[: n + 1], device) for n in range(len(phases))]
         self._check_training(rows.part(place.keys("")), described[-1])
         trained, ready = self._find(described)
-        states = self._states(place) if any(phase.learns for phase in phases) else ""
-        commit = self._stopped_in(place, phases[ready:], states)
+        learns = any(phase.learns for phase in phases)
+        folder = self._folder_for_states(place) if learns else ""
+        commit = self._stopped_in(place, phases[ready:], folder, learns)
+        states: dict[int, str] | None = {} if folder else None
         if trained is None:
             trained = Trained(self._init(place, request="", phase="train"), History(), {})
         self._copy(place, phases[:ready], trained.rows)
@@ -108,9 +110,9 @@ class Experiment:
                 trained = replace(trained, rows=self._rows_of(place, phase, trained.rows))
             ready = behind
             trained = Trained(commit.params, commit.history or trained.history, trained.rows)
-            if states:
-                reached = hosts.tag(commit.named["phase"], commit.round_number)
-                self._executor.restore(states, dict.fromkeys(range(len(shards)), reached))
+            if commit.states:
+                states = dict(commit.states)
+                self._executor.restore(folder, states)
         for phase, state in zip(phases[ready:], described[ready:], strict=True):
             params, _, _ = self._run_phase(
                 place,
@@ -120,7 +122,8 @@ class Experiment:
                 storage=self._storage(place, trained.history),
                 history=trained.history,
                 commit=commit,
-                keep=states if phase.learns else None,
+                keep=folder if phase.learns else None,
+                states=states,
             )
             commit = None
             trained = Trained(params, trained.history, self._rows_of(place, phase, trained.rows))
@@ -135,7 +138,7 @@ class Experiment:
             self._show(place, trained.rows["rounds"][-1])
         return trained
 
-    def _states(self, place: Place) -> str:
+    def _folder_for_states(self, place: Place) -> str:
         """Return the folder where the clients of a training keep their states; empty where not all nodes see it."""
         folder = self._checkpoint.states(rows.part(place.keys("")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,13 +148,18 @@ class Experiment:
         self._emit(replace(place.progress("train", 0, self._share()), note=unseen))
         return ""
 
-    def _stopped_in(self, place: Place, phases: list[Phase], states: str) -> Commit | None:
+    def _stopped_in(self, place: Place, phases: list[Phase], folder: str, learns: bool) -> Commit | None:
         """Return the commit if it is one of these phases of training, and the clients' states are there as well."""
         commit = self._commit
         if commit is None or not any(commit.is_at(place.keys(phase.name)) for phase in phases):
             return None
-        learns = any(phase.learns for phase in phases)
-        return commit if states or not learns else None
+        if not learns:
+            return commit
+        if not folder or commit.states is None:
+            return None
+        # a state that is gone: the training was stored as a whole, and somebody has deleted it
+        there = [hosts.state_path(Path(folder), i, last).exists() for i, last in commit.states.items()]
+        return commit if all(there) else None
 
     def _rows_of(self, place: Place, phase: Phase, earlier: Rows) -> Rows:
         """Return the rows of a training phase that has ended, after those of the phases before it."""
@@ -217,6 +225,8 @@ class Experiment:
             passed = phases[: names.index(commit.named["phase"])]
             self._done += sum(place.cell.work(phase, place.seed_plan) for phase in passed)
             phases = phases[len(passed) :]
+            if commit.named["phase"] == "relearn":
+                last_row = self._last_row(place, passed[-1]) if passed else None
         else:
             scores, _ = self._scores(task.cell, params, task.branch)
         if not names:  # the last class of a sequence: trained on nothing, a model is an untrained one
@@ -225,7 +235,7 @@ class Experiment:
         for phase in (p for p in phases if p.name != "relearn"):
             forgot, scores, last_row = self._run_phase(place, phase, forgot, scores, storage=storage, commit=commit)
             commit = None
-        if last_row is not None:
+        if last_row is not None and (commit is None or commit.named["phase"] != "relearn"):
             self._attack(place, task, forgot, last_row)
         for phase in (p for p in phases if p.name == "relearn"):
             self._run_phase(place, phase, forgot, scores, storage=storage, commit=commit, forgot=forgot)
@@ -233,6 +243,13 @@ class Experiment:
         name = names[-1] if names else ""
         self._emit(replace(place.progress(name, 0, self._share()), row=last_row, finished=True))
         return forgot
+
+    def _last_row(self, place: Place, phase: Phase) -> Row:
+        """Return the last row of a phase that is over."""
+        named = place.keys(phase.name)
+        (stage,) = self._writer.read("stages", rows.part(named))
+        (row,) = self._writer.read("rounds", rows.round_part(named, stage["rounds_run"]))
+        return row
 
     def _run_phase(
         self,
@@ -246,11 +263,13 @@ class Experiment:
         forgot: Params | None = None,
         commit: Commit | None = None,
         keep: str | None = None,
+        states: dict[int, str] | None = None,
     ) -> tuple[Params, Scores, Row]:
         """Run a phase and write its rows; return the model, its scores and its last row.
 
         ``before`` are the scores it begins with. ``history`` records the updates, in training. ``commit`` is where an
-        earlier attempt at the phase stopped, ``keep`` the folder for the states that clients change.
+        earlier attempt at the phase stopped, ``keep`` the folder for the states that clients change, ``states`` what is
+        there already.
         """
         cell, seed_plan, branch = place.cell, place.seed_plan, place.branch
         named = place.keys(phase.name)
@@ -291,7 +310,9 @@ class Experiment:
             done.append(row)
             self._still_own()
             self._write_round(row, named, result, counts)
-            self._checkpoint.save(Commit(named, result.round_number, ended, before, params, forgot, history))
+            if keep and states is not None:
+                states |= dict.fromkeys((u.client_id for u in result.updates), hosts.tag(phase.name, row["round"]))
+            self._checkpoint.save(Commit(named, row["round"], ended, before, params, forgot, history, states))
             self._done += work / phase.stage.rounds
             on_row = replace(at, round_number=result.round_number, clients_done=result.expected)
             here = replace(on_row, clients=result.expected, share_done=self._share())
@@ -300,8 +321,8 @@ class Experiment:
                 break
         self._done = until
         self._writer.append("stages", rows.part(named), [rows.stage_row(named, done, phase, before, storage)])
-        reached: Scores = {name: done[-1].get(name) for name in SCORES if done[-1].get(name) is not None}
-        return params, reached, done[-1]
+        ended_with: Scores = {name: done[-1].get(name) for name in SCORES if done[-1].get(name) is not None}
+        return params, ended_with, done[-1]
 
     def _start(self, place: Place, phase: Phase, params: Params) -> Params:
         if phase.start == "current":

@@ -57,6 +57,11 @@ def tag(phase: str, round_number: int) -> str:
     return f"{LEARNING.index(phase)}-{round_number:05d}"
 
 
+def state_path(folder: Path, client_id: int, last: str) -> Path:
+    """Return the file of a client's state after a round."""
+    return folder / f"{client_id}.{last}.npz"
+
+
 def use_threads(threads: int) -> None:
     """Fix the number of torch threads: part of the configuration, because it moves bits."""
     torch.set_num_threads(threads)
@@ -179,22 +184,17 @@ class ClientHost:
         """Write a client's state after a round; of the older ones the last stays, since it may be the committed one."""
         assert client.synthetic is not None
         older = sorted(folder.glob(f"{client.client_id}.*.npz"))
-        path = folder / f"{client.client_id}.{tag(names.phase, names.round_number)}.npz"
+        path = state_path(folder, client.client_id, tag(names.phase, names.round_number))
         arrays.write(path, client.synthetic.to_arrays())
         for file in [file for file in older if file.name < path.name][:-1]:
             file.unlink(missing_ok=True)
 
     def restore(self, folder: str, reached: dict[int, str]) -> None:
-        """Take each client's state as it was at the tag in ``reached``: that of the last round it took part in.
-
-        A client without a file took part in none, and is as it was adopted.
-        """
+        """Take clients' states as they were written at a tag; who is not in ``reached`` has written none."""
         for client_id, last in reached.items():
-            files = [f for f in sorted(Path(folder).glob(f"{client_id}.*.npz")) if f.name.split(".")[1] <= last]
-            client = self._clients.get(client_id)
-            if files and client is not None and client.synthetic is not None:
-                stored = SyntheticSet.from_arrays(arrays.read(files[-1], RESTART))
-                self._clients[client_id] = replace(client, synthetic=stored)
+            client = self._clients[client_id]
+            stored = SyntheticSet.from_arrays(arrays.read(state_path(Path(folder), client_id, last), RESTART))
+            self._clients[client_id] = replace(client, synthetic=stored)
 
     def sees(self, folder: str) -> bool:
         """Tell whether this node sees a folder: storage may not be shared."""

@@ -98,6 +98,9 @@ def run(
             size=job.data.size,
         )
         plan = make(job, dataset)
+        for fault in faults:
+            if fault.client_id >= plan.max_clients:
+                raise BadInput("--chaos", str(fault), f"clients are 0 to {plan.max_clients - 1}")
         run_dir = earlier or results.new_run_directory(out, job.name)
         if earlier is None:
             owner = owned.enter_context(lock.held(run_dir))
@@ -113,6 +116,8 @@ def run(
                     _run_inline(plan, run_dir, owner, images, emit)
             else:
                 _run_on_ray(plan, run_dir, owner, images, list(faults), emit, address)
+        for fault in Chaos(list(faults), run_dir).spared():
+            emit(Progress.note_only(f"--chaos {str(fault)!r} never struck: nobody was there in that phase and round"))
         manifest.finish("done", exit_code=0)
     return run_dir
 

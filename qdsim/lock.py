@@ -31,13 +31,11 @@ def held(run_dir: Path) -> Iterator[str]:
         owner = _read(path)
         if owner is not None and _alive(owner, path):
             who = f"process {owner.get('pid')} on {owner.get('host')}"
-            raise BadInput("RUN", str(run_dir), f"is being run by {who}: wait for it to end, or stop it")
-        # of several that find a dead owner's lock one alone can rename it
-        with suppress(FileNotFoundError):
-            os.rename(path, stale := path.with_name(f".lock.{secrets.token_hex(4)}"))
-            stale.unlink()
+            lease = "" if owner.get("host") == platform.node() else f" (if it is dead, try again in {LEASE_S:g} s)"
+            raise BadInput("RUN", str(run_dir), f"is being run by {who}: wait for it to end, or stop it{lease}")
+        _remove(path, owner)
     over = threading.Event()
-    beat = threading.Thread(target=_beat, args=(path, over), daemon=True)
+    beat = threading.Thread(target=_beat, args=(path, str(own["name"]), over), daemon=True)
     beat.start()
     try:
         yield str(own["name"])
@@ -117,7 +115,19 @@ def _started(pid: int) -> str | None:
     return "unknown"
 
 
-def _beat(path: Path, over: threading.Event) -> None:
+def _remove(path: Path, owner: dict[str, Any] | None) -> None:
+    """Take a dead owner's lock away; put it back if somebody else has taken over just now."""
+    stale = path.with_name(f".lock.{secrets.token_hex(4)}")
+    with suppress(FileNotFoundError):
+        os.rename(path, stale)
+        if _read(stale) != owner:
+            with suppress(OSError):
+                os.link(stale, path)
+        stale.unlink()
+
+
+def _beat(path: Path, name: str, over: threading.Event) -> None:
     while not over.wait(BEAT_S):
         with suppress(OSError):
-            os.utime(path)
+            if (_read(path) or {}).get("name") == name:
+                os.utime(path)

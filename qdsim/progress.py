@@ -36,6 +36,11 @@ class Progress:
     finished: bool = False
     """The task is done, or the training was found ready."""
 
+    @property
+    def is_only_note(self) -> bool:
+        """It says something, and not where the run is."""
+        return self.task == NOWHERE
+
     @staticmethod
     def note_only(note: str) -> "Progress":
         """Return an event that says something, wherever the run is."""

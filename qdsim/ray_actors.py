@@ -1,7 +1,6 @@
 """The client actors: placed all at once, no more at work than cores or GPU slots, replaced when they are lost."""
 
 import contextlib
-import math
 import secrets
 import time
 from collections import Counter, deque
@@ -29,6 +28,8 @@ POLL_S = 1.0
 PATIENCE = 20.0
 """A step that takes so many times as long as the longest of its phase is taken to hang."""
 LEAST_PATIENCE_S = 600.0
+UNKNOWN_PATIENCE_S = 4 * 3600.0
+"""For the first step of a phase, and for evaluation and the like."""
 
 Call = tuple[int, str, tuple[Any, ...]]
 """Actor, method, arguments."""
@@ -42,6 +43,7 @@ class StepTimeout(Exception):
 class _Running:
     index: int
     actor: int
+    handle: Any
     refs: Any
     began_s: float
 
@@ -50,16 +52,16 @@ class _Running:
 class Home:
     """Where the states of clients are found again, should their actor be lost."""
 
+    base: str = ""
+    """The folder of a stored training, which was loaded first."""
     folder: str = ""
     """While synthetic sets change: the folder into which their owners write them."""
-    before: str = ""
-    """The tag of the last committed round."""
+    tags: dict[int, str] = field(default_factory=dict)
+    """The last written state of each client that has taken part, before the round in hand."""
     now: str = ""
     """The tag of the round in hand."""
     finished: set[int] = field(default_factory=set)
     """Clients whose step of this round is done and written."""
-    trained: str = ""
-    """After training: the folder of its stored state."""
     nowhere: bool = False
     """States have changed, and no folder is seen by all nodes."""
 
@@ -69,7 +71,16 @@ class Home:
             return self
         if not keep:
             return Home(nowhere=True)
-        return Home(folder=keep, before=self.now, now=tag(names.phase, names.round_number))
+        return Home(self.base, keep, self.reached(), tag(names.phase, names.round_number))
+
+    def finish(self, client_id: int) -> None:
+        """Take note that a client's step is done, and its state written if it has changed."""
+        if self.now:
+            self.finished.add(client_id)
+
+    def reached(self) -> dict[int, str]:
+        """Return the tag of each client's newest state."""
+        return self.tags | dict.fromkeys(self.finished, self.now)
 
 
 class ActorPool:
@@ -157,7 +168,7 @@ class ActorPool:
                     continue
                 refs = getattr(self._actors[actor], method).remote(*arguments)
                 first = refs[0] if isinstance(refs, list) else refs
-                running[first] = _Running(index, actor, refs, time.monotonic())
+                running[first] = _Running(index, actor, self._actors[actor], refs, time.monotonic())
                 busy.add(actor)
                 used[node] += 1
             began_s = time.perf_counter()
@@ -167,6 +178,9 @@ class ActorPool:
             hung = [ref for ref, run in running.items() if time.monotonic() - run.began_s > limit_s]
             for ref in done or hung:
                 run = running.pop(ref)
+                if run.handle is not self._actors[run.actor]:  # replaced meanwhile, and its clients' states with it
+                    waiting.appendleft((run.index, undisturbed(calls[run.index])))
+                    continue
                 try:
                     if not done:
                         raise StepTimeout(f"no answer for {limit_s:.0f} s (cluster.step_timeout_s)")
@@ -183,11 +197,13 @@ class ActorPool:
                 yield run.index, result, run.refs
 
     def _limit_s(self, names: Assignment | None) -> float:
-        """Return how long a call may take: a setting, or by default many times the longest of its phase so far."""
+        """Return how long a call may take: a step a setting, or many times the longest of its phase so far."""
+        if names is None:
+            return UNKNOWN_PATIENCE_S
         if isinstance(self._wanted.step_timeout_s, float):
             return self._wanted.step_timeout_s
-        longest_s = self.longest_s.get(names.phase, math.inf) if names else math.inf
-        return max(LEAST_PATIENCE_S, PATIENCE * longest_s)
+        longest_s = self.longest_s.get(names.phase)
+        return UNKNOWN_PATIENCE_S if longest_s is None else max(LEAST_PATIENCE_S, PATIENCE * longest_s)
 
     def _give_up(
         self, actor: int, call: Call, names: Assignment | None, error: Exception, attempts: int = 1
@@ -207,21 +223,21 @@ class ActorPool:
         clients = self.clients[actor]
         owner = f"the actor of clients {clients[0]} to {clients[-1]}" if len(clients) > 1 else f"client {clients[0]}"
         self._note(f"{owner} on {self._where(actor)} was lost: {cause}; started again")
-        with contextlib.suppress(RayError, ValueError):
-            ray.kill(self._actors[actor])
-        for attempt in range(self._wanted.attempts):
+        for _ in range(self._wanted.attempts):
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(self._actors[actor])
             self._actors[actor] = self._start(actor)
+            node, _, kind = self._wait_for([self._actors[actor]])[0]
+            self.nodes[actor], self.on_gpu[actor] = node, kind == "cuda"
+            self.slots = self._count_slots()
             try:
-                node, _, kind = self._wait_for([self._actors[actor]])[0]
-                self.nodes[actor], self.on_gpu[actor] = node, kind == "cuda"
-                self.slots = self._count_slots()
                 self._give_back(actor)
                 return
-            except (RayError, CannotPlace):
-                if attempt + 1 == self._wanted.attempts:
-                    raise
-                with contextlib.suppress(RayError, ValueError):
-                    ray.kill(self._actors[actor])
+            except RayTaskError as error:
+                self._give_up(actor, (actor, "restore", ()), None, error)
+            except RayError as error:
+                last = error
+        self._give_up(actor, (actor, "restore", ()), None, last, self._wanted.attempts)
 
     def _give_back(self, actor: int) -> None:
         """Adopt the actor's clients again, and restore their states from where they were last written."""
@@ -235,10 +251,10 @@ class ActorPool:
                 "its state was lost with its actor, since not all nodes see --out: put it on storage that they share"
             )
             raise ClientFailed(clients[0], "restoring", 0, self._where(actor), cause)
-        if home.trained:
-            ray.get(handle.load_clients.remote(home.trained, "run the job again"), timeout=GIVE_BACK_S)
-        elif home.folder:
-            reached = {i: home.now if i in home.finished else home.before for i in clients}
+        if home.base:
+            ray.get(handle.load_clients.remote(home.base, "run the job again"), timeout=GIVE_BACK_S)
+        reached = {i: last for i, last in home.reached().items() if i in clients}
+        if reached:
             ray.get(handle.restore.remote(home.folder, reached), timeout=GIVE_BACK_S)
 
     def gather(self, calls: list[Call]) -> list[Any]:

@@ -1,9 +1,10 @@
 """The driver actor, which schedules and aggregates, and the command's watch over it."""
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,14 @@ def run_on_ray(
     A driver that is lost is replaced, and goes on from the last commit: the images are owned by this process.
     """
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
-    for attempt in range(1, plan.job.cluster.attempts + 1):
+    attempts = 0
+    while True:
+        driver, running = _start_driver(plan, run_dir, owner, refs, images, faults)
+        rounds = 0
         try:
-            _watch(_start_driver(plan, run_dir, owner, refs, images, faults), emit, check)
+            for event in _watch(driver, running, check):
+                rounds += event.row is not None
+                emit(event)
             return
         except RayTaskError as error:
             if isinstance(error.cause, QdsimError):
@@ -87,8 +93,11 @@ def run_on_ray(
                 f"the driver failed with {type(error.cause).__name__}: {first_line(error.cause)}"
             ) from error
         except RayError as error:
-            if attempt == plan.job.cluster.attempts:
-                raise QdsimError(f"the driver actor was lost {attempt} times: {first_line(error)}") from error
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(driver)  # it may have been out of reach only
+            attempts = 1 if rounds else attempts + 1  # in a row, without a round between them
+            if attempts == plan.job.cluster.attempts:
+                raise QdsimError(f"the driver actor was lost {attempts} times: {first_line(error)}") from error
             emit(Progress.note_only(f"the driver was lost: {first_line(error)}; going on from the last commit"))
 
 
@@ -101,13 +110,12 @@ def _start_driver(
     return driver, driver.run.remote(plan, str(run_dir.resolve()), owner, refs, images.pixels, faults)
 
 
-def _watch(started: tuple[Any, Any], emit: Callable[[Progress], None], check: Callable[[], None]) -> None:
-    driver, running = started
+def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Progress]:
+    """Yield what the driver says until it is done."""
     while True:
         done, _ = ray.wait([running], timeout=POLL_S)
         check()
-        for event in ray.get(driver.events.remote()):
-            emit(event)
+        yield from ray.get(driver.events.remote())
         if done:
             ray.get(running)
             return

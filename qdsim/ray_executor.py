@@ -91,7 +91,7 @@ class RayExecutor:
         due = deque(client_ids)
         for done, (index, update, refs) in enumerate(self._pool.dispatch(calls, names), start=1):
             early[started[index]] = (update, refs[1])
-            self._pool.home.finished.add(started[index])
+            self._pool.home.finish(started[index])
             self._pool.longest_s[names.phase] = max(update.step_s, self._pool.longest_s.get(names.phase, 0.0))
             on_done(done)
             while due and due[0] in early:
@@ -111,14 +111,16 @@ class RayExecutor:
         """Fetch an update; if it was lost with its node after the step, the step is done again."""
         began_s = time.perf_counter()
         actor, _, arguments = call
-        try:
-            found = ray.get(delta)
-        except RayError as error:
-            self._pool.home.finished.discard(arguments[2])
-            self._pool.replace(actor, cause_of(error))
-            _, _, refs = next(self._pool.dispatch([undisturbed(call)], names))
-            self._pool.home.finished.add(arguments[2])
-            found = ray.get(refs[1])
+        while True:
+            try:
+                found = ray.get(delta)
+                break
+            except RayError as error:
+                self._pool.home.finished.discard(arguments[2])
+                self._pool.replace(actor, cause_of(error))
+                _, _, refs = next(self._pool.dispatch([undisturbed(call)], names))
+                self._pool.home.finish(arguments[2])
+                delta = refs[1]
         self.wait_s += time.perf_counter() - began_s
         return P.from_numpy(found)
 
@@ -171,7 +173,7 @@ class RayExecutor:
 
     def settle(self, folder: str) -> None:
         """From now on a lost client's state is found here, and does not change any more."""
-        self._pool.home = Home(trained=folder)
+        self._pool.home = Home(base=folder)
 
     def sees(self, folder: str) -> bool:
         """Ask each actor."""
@@ -187,7 +189,7 @@ class RayExecutor:
         groups = self._pool.clients
         own = [{i: reached[i] for i in group if i in reached} for group in groups]
         self._pool.gather([(actor, "restore", (folder, found)) for actor, found in enumerate(own)])
-        self._pool.home = Home(folder=folder, now=max(reached.values()))
+        self._pool.home = Home(self._pool.home.base, folder, dict(reached))
 
     def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
         """Ask the owners."""

@@ -1,7 +1,8 @@
 """The run directory: ``manifest.json``, ``partitions/`` and ``tables/<table>/*.parquet``.
 
 Rows stream in as small finished files: written under a name that begins with a dot, flushed to disk, then
-renamed. A reader therefore sees whole parts only, at any moment. Parts are only ever added.
+renamed. A reader therefore sees whole parts only, at any moment. Parts are only ever added; a round that is done again
+after a crash replaces its own.
 """
 
 import glob

@@ -205,7 +205,7 @@ class ClusterSection(Section):
     """How often a step is tried when its actor is lost, and a run when its driver is; then it ends with code 4 or 1."""
     step_timeout_s: Rate | Literal["auto"] = "auto"
     """After how long a step is taken to hang and its actor replaced; ``auto``: 20 times the longest of its phase so
-    far, 600 s at least, and never in a phase's first steps."""
+    far, 600 s at least; four hours for a phase's first step."""
     local_gpus: NotNegative | None = None
     """Logical GPUs of the local cluster that ``qdsim run`` starts; by default those that are found."""
     local_cpus: Positive | None = None

@@ -6,6 +6,8 @@ import pytest
 
 from qdsim.chaos import Chaos, Fault
 from qdsim.errors import BadInput, ClientFailed
+from qdsim.phases import Assignment
+from qdsim.ray_actors import Home
 from qdsim.results import read_manifest
 from qdsim.verify import difference
 from tests.runs import run
@@ -86,6 +88,36 @@ def test_a_run_that_gives_up_says_who_failed_and_resumes(cluster_address, tmp_pa
 
 
 @pytest.mark.ray
+def test_actors_lost_in_fine_tuning_of_a_training_that_was_found_ready(cluster_address, tmp_path):
+    """They begin again with the sets of the stored training, not with those of the beginning."""
+    few = {"partition": {"clients": 2}, "methods": ["quickdrop"], "synthetic": {"scale": 1000}}
+    finetuned = few | {"synthetic": {"scale": 1000, "finetune": 1}}
+    undisturbed = run(tmp_path / "undisturbed", **finetuned)
+    on_ray = {"engine": "ray", "address": cluster_address, "cluster": {"clients_per_actor": 2}}
+    run(tmp_path / "ray", **few)
+    chaos = ["kill client 1 at finetune:1", "kill driver at unlearn:1"]
+    found = run(tmp_path / "ray", chaos=chaos, **on_ray, **finetuned)
+    assert difference(undisturbed, found) is None
+
+
+def test_where_a_lost_clients_state_is_found():
+    """Round 2 of training, client 0 done and client 1 not: the files of round 2 and of round 1; 2 never took part."""
+    first, second = (Assignment(0, "", "train", n) for n in (1, 2))
+    home = Home(base="stored").at_round("here", first)
+    assert (home.base, home.folder, home.reached()) == ("stored", "here", {})
+    home.finish(0)
+    home.finish(1)
+    home = home.at_round("here", second)
+    home.finish(0)
+    assert home.reached() == {0: "0-00002", 1: "0-00001"}
+    assert home.at_round(None, second) is home
+    assert home.at_round("", second).nowhere
+    settled = Home(base="stored").at_round(None, second)
+    settled.finish(0)
+    assert settled.reached() == {}
+
+
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_node_that_is_lost_in_mid_round(tmp_path, undisturbed):
     """Two nodes, half of the clients on each: one is removed while a round is going on; the other takes them over."""
@@ -150,15 +182,25 @@ def test_what_is_no_fault_is_refused_with_the_grammar(text):
 
 
 def test_a_fault_strikes_once_in_a_runs_life(tmp_path):
-    """The mark outlives the process."""
+    """The mark outlives the process, and is another fault's not."""
     faults = [Fault.parse("kill client 7 at train:3")]
+    assert [str(fault) for fault in Chaos(faults, tmp_path).spared()] == ["kill client 7 at train:3"]
     assert Chaos(faults, tmp_path).due("client", "train", 2, 7) is None
     assert Chaos(faults, tmp_path).due("client", "train", 3, 6) is None
     assert Chaos(faults, tmp_path).due("client", "train", 3, 7) == faults[0]
     assert Chaos(faults, tmp_path).due("client", "train", 3, 7) is None
+    assert Chaos(faults, tmp_path).spared() == []
+    other = [Fault.parse("kill driver at train:3")]
+    assert Chaos(other, tmp_path).due("driver", "train", 3) == other[0]
 
 
 def test_faults_need_actors(tmp_path):
     """Inline there are none to kill but this process."""
     with pytest.raises(BadInput, match="--engine ray"):
         run(tmp_path, chaos=["kill client 7 at train:3"])
+
+
+def test_faults_need_clients_that_there_are(tmp_path):
+    """Ten clients are 0 to 9."""
+    with pytest.raises(BadInput, match=r"kill client 10 at train:3.*clients are 0 to 9"):
+        run(tmp_path, engine="ray", chaos=["kill client 10 at train:3"])

@@ -102,6 +102,18 @@ def test_a_committed_round_is_not_done_again(tmp_path, monkeypatch):
     assert trained == [3]
 
 
+def test_states_that_are_gone_are_not_taken_for_those_of_the_beginning(tmp_path, monkeypatch, undisturbed):
+    """The clients' files of a training that was stopped in its third round are deleted: it is trained anew."""
+    assert cut_off(tmp_path, monkeypatch, Checkpoint, "save", 2)
+    for path in tmp_path.glob("tiny-*/checkpoint/clients/*/*.npz"):
+        path.unlink()
+    heard = []
+    resumed = run(tmp_path, **SETTINGS, resume=True, emit=heard.append)
+    trained = [e.round_number for e in heard if e.phase == "train" and e.row is not None and not e.finished]
+    assert trained == [1, 2, 3]
+    assert difference(undisturbed, resumed) is None
+
+
 def test_a_damaged_commit_is_said(tmp_path, monkeypatch):
     """Cut to half its size: one line with the file and what to do."""
     assert cut_off(tmp_path, monkeypatch, Checkpoint, "save", 2)
@@ -137,6 +149,10 @@ def test_the_command_resumes_a_run_by_its_folder(tmp_path, monkeypatch, undistur
     assert done.returncode == 0, done.stderr
     equal = qdsim("verify", undisturbed, stopped)
     assert (equal.returncode, equal.stdout) == (0, "equal\n")
+    next((stopped / "tables" / "classes").glob("*relearn-00001.parquet")).unlink()
+    other = qdsim("verify", undisturbed, stopped)
+    assert (other.returncode, other.stderr) == (1, "")
+    assert other.stdout.startswith("table classes: only the first run has a row of")
 
 
 def qdsim(*arguments):
