@@ -26,7 +26,8 @@ def undisturbed(tmp_path_factory):
 def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path, undisturbed):
     """Killed: an actor of five clients in training, the driver two rounds on, a client in each phase of a request.
 
-    The packed actor's other clients may have had their step of the round already, or not.
+    The packed actor's other clients may have had their step of the round already, or not. One hangs: no answer for ten
+    seconds, which the job says is too long.
     """
     chaos = [
         "kill client 2 at train:1",
@@ -35,13 +36,14 @@ def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path,
         "kill client 0 at recover:2",
         "slow client 1 by 0.5 at relearn:1",
         "kill driver at recover:1",
+        "hang client 7 at recover:2",
     ]
     notes = []
     found = run(
         tmp_path,
         engine="ray",
         address=cluster_address,
-        cluster=PACKED,
+        cluster=PACKED | {"step_timeout_s": 10.0},
         emit=lambda event: notes.append(event.note) if event.note else None,
         chaos=chaos,
         **SETTINGS,
@@ -49,24 +51,8 @@ def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path,
     assert difference(undisturbed, found) is None
     assert sum("the driver was lost" in note for note in notes) == 2
     assert sum("the actor of clients" in note for note in notes) >= 3
-    assert len(list((found / "chaos").iterdir())) == 6, "every fault has struck"
-
-
-@pytest.mark.ray
-def test_a_client_that_hangs_is_replaced(cluster_address, tmp_path, undisturbed):
-    """No answer for five seconds, which the job says is too long."""
-    notes = []
-    found = run(
-        tmp_path,
-        engine="ray",
-        address=cluster_address,
-        cluster=PACKED | {"step_timeout_s": 5.0},
-        emit=lambda event: notes.append(event.note) if event.note else None,
-        chaos=["hang client 7 at train:2"],
-        **SETTINGS,
-    )
-    assert any("no answer for 5 s (cluster.step_timeout_s)" in note for note in notes)
-    assert difference(undisturbed, found) is None
+    assert any("no answer for 10 s (cluster.step_timeout_s)" in note for note in notes)
+    assert len(list((found / "chaos").iterdir())) == 7, "every fault has struck"
 
 
 @pytest.mark.ray
@@ -90,7 +76,8 @@ def test_a_run_that_gives_up_says_who_failed_and_resumes(cluster_address, tmp_pa
 @pytest.mark.ray
 def test_actors_lost_in_fine_tuning_of_a_training_that_was_found_ready(cluster_address, tmp_path):
     """They begin again with the sets of the stored training, not with those of the beginning."""
-    few = {"partition": {"clients": 2}, "methods": ["quickdrop"], "synthetic": {"scale": 1000}}
+    few = {"partition": {"clients": 2}, "methods": ["quickdrop"], "train": {"batch_size": 4, "rounds": 2}}
+    few |= {"synthetic": {"scale": 1000}}
     finetuned = few | {"synthetic": {"scale": 1000, "finetune": 1}}
     undisturbed = run(tmp_path / "undisturbed", **finetuned)
     on_ray = {"engine": "ray", "address": cluster_address, "cluster": {"clients_per_actor": 2}}

@@ -102,8 +102,8 @@ def inline_rounds(tmp_path_factory) -> pd.DataFrame:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("clients_per_actor", [10, 5, 1])
-def test_one_two_and_ten_actors_give_the_bits_of_inline(clients_per_actor, inline_rounds, cluster_address, tmp_path):
+@pytest.mark.parametrize("clients_per_actor", [10, 1])
+def test_one_and_ten_actors_give_the_bits_of_inline(clients_per_actor, inline_rounds, cluster_address, tmp_path):
     """Parameter hashes, accuracies and counts are equal in every round; ten actors sit on two logical GPUs."""
     found = run(tmp_path, engine="ray", address=cluster_address, cluster={"clients_per_actor": clients_per_actor})
     rounds = table(found, "rounds").set_index(KEYS).sort_index()
@@ -138,13 +138,13 @@ def test_client_requests_and_partial_participation_are_the_same_on_ray(cluster_a
 def test_all_class_methods_attacks_and_sweeps_are_the_same_on_ray(cluster_address, tmp_path):
     """Five methods, both attacks, 6 and 10 clients on two actors: equal hashes, counts and rates.
 
-    Then each engine takes up the trained states that the other stored, and still comes to the same bits.
+    Then Ray takes up the trained states that the other engine stored, and still comes to the same bits.
     """
     methods = ["quickdrop", "retrain", "sga", "federaser", "fump"]
     settings = {"methods": methods, "membership": ["balanced", "literal"], "sweep": {"partition.clients": [6, 10]}}
     on_ray = {"engine": "ray", "address": cluster_address, "cluster": {"clients_per_actor": 5}}
     here, there = run(tmp_path / "inline", **settings), run(tmp_path / "ray", **on_ray, **settings)
-    taken_up = run(tmp_path / "ray", **settings), run(tmp_path / "inline", **on_ray, **settings)
+    taken_up = (run(tmp_path / "inline", **on_ray, **settings),)
     keys = ["cell", *KEYS]
     first = table(here, "rounds").set_index(keys).sort_index()
     attacks = table(here, "membership").set_index([*keys, "attack", "subset"]).sort_index()
