@@ -73,20 +73,6 @@ def test_a_run_that_gives_up_says_who_failed_and_resumes(cluster_address, tmp_pa
     assert not (stopped / "failure.json").exists()
 
 
-@pytest.mark.ray
-def test_actors_lost_in_fine_tuning_of_a_training_that_was_found_ready(cluster_address, tmp_path):
-    """They begin again with the sets of the stored training, not with those of the beginning."""
-    few = {"partition": {"clients": 2}, "methods": ["quickdrop"], "train": {"batch_size": 4, "rounds": 2}}
-    few |= {"synthetic": {"scale": 1000}}
-    finetuned = few | {"synthetic": {"scale": 1000, "finetune": 1}}
-    undisturbed = run(tmp_path / "undisturbed", **finetuned)
-    on_ray = {"engine": "ray", "address": cluster_address, "cluster": {"clients_per_actor": 2}}
-    run(tmp_path / "ray", **few)
-    chaos = ["kill client 1 at finetune:1", "kill driver at unlearn:1"]
-    found = run(tmp_path / "ray", chaos=chaos, **on_ray, **finetuned)
-    assert difference(undisturbed, found) is None
-
-
 def test_where_a_lost_clients_state_is_found():
     """Round 2 of training, client 0 done and client 1 not: the files of round 2 and of round 1; 2 never took part."""
     first, second = (Assignment(0, "", "train", n) for n in (1, 2))
