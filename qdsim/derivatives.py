@@ -67,7 +67,6 @@ class _Back:
 class Pass:
     """One batch's way through the network: what is needed for the way back."""
 
-    model: ConvNet
     params: Params
     """Filters in the fast layout."""
     blocks: list[_Block]
@@ -102,7 +101,7 @@ def forward(model: ConvNet, params: Params, images: Tensor, keep: bool = True) -
         x = F.avg_pool2d(a, 2)
     features = x.flatten(1)
     logits = F.linear(features, params["linear.weight"], params["linear.bias"])
-    return Pass(model, params, blocks, x.shape, features, logits)
+    return Pass(params, blocks, x.shape, features, logits)
 
 
 def backward(done: Pass, g: Tensor) -> Returned:

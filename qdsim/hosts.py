@@ -71,7 +71,7 @@ def keep_freed_memory() -> None:
     """Tell glibc to keep freed blocks for the next step instead of handing each back to the kernel.
 
     A client step allocates the same tensors over and over. By default blocks of some megabytes go back at once, and
-    every fresh page costs a fault: a quarter of the time of a step at W = 32. Does nothing where there is no glibc.
+    every fresh page costs a fault: about a fifth of the time of a step at W = 32. Does nothing where there is no glibc.
     """
     mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h
     try:

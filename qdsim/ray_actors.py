@@ -222,7 +222,7 @@ class ActorPool:
         """Start a lost actor anew, wherever there is room, and give it back what it owned."""
         clients = self.clients[actor]
         owner = f"the actor of clients {clients[0]} to {clients[-1]}" if len(clients) > 1 else f"client {clients[0]}"
-        self._note(f"{owner} on {self._where(actor)} was lost: {cause}; started again")
+        self._note(f"{owner} on {self._where(actor)}: {cause}; started again")
         for _ in range(self._wanted.attempts):
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(self._actors[actor])
