@@ -24,7 +24,7 @@ def main() -> None:
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold them.")],
+    runs: Annotated[list[str], typer.Argument(help="Run directories, or folders that hold them; paths or URIs.")],
     out: Annotated[Path, typer.Option(help="Where to write; files of the same name are replaced.")] = Path("report"),
 ) -> None:
     """Make every table and figure that the runs cover, and one HTML page; works while a run is going on."""

@@ -12,16 +12,15 @@ import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from qdsim.errors import BadInput
-from qdsim.results import read_manifest
+from qdsim.results import part_files, read_manifest, read_part, runs_in
+from qdsim.storage import Folder, folder
 from qdsim.summary import asked_names
 from qdsim.tables import COLUMNS, SCHEMA_VERSION
 
@@ -78,15 +77,15 @@ class Results:
         return Results(self.runs[self.runs["run_id"].isin(chosen)], tables, manifests)
 
 
-def load(runs: str | Path | Iterable[str | Path]) -> Results:
-    """Read runs. A folder that is no run itself stands for all runs in it."""
-    given = [runs] if isinstance(runs, str | Path) else list(runs)
+def load(runs: str | Folder | Iterable[str | Folder]) -> Results:
+    """Read runs: paths or URIs. A folder that is no run itself stands for all runs in it."""
+    given = [runs] if isinstance(runs, str | Folder) else list(runs)
     problems: list[str] = []
     manifests: dict[str, dict[str, Any]] = {}
     known: dict[str, _Known] = {}
     rows: list[dict[str, Any]] = []
     parts: dict[str, list[pa.Table]] = {table: [] for table in COLUMNS}
-    for path in _run_directories([Path(p) for p in given], problems):
+    for path in _run_directories([p if isinstance(p, Folder) else folder(p) for p in given], problems):
         try:
             manifest = read_manifest(path)
             run_id = str(manifest.get("run_id") or path.resolve().name)
@@ -115,16 +114,16 @@ def load(runs: str | Path | Iterable[str | Path]) -> Results:
     return Results(pd.DataFrame(rows, columns=RUN_COLUMNS), tables, manifests, problems)
 
 
-def _run_directories(given: Sequence[Path], problems: list[str]) -> list[Path]:
-    found: list[Path] = []
+def _run_directories(given: Sequence[Folder], problems: list[str]) -> list[Folder]:
+    found: list[Folder] = []
     for path in given:
-        if (path / "manifest.json").is_file():
+        if (path / "manifest.json").exists():
             found.append(path)
             continue
         if not path.is_dir():
             problems.append(f"{path}: no such folder")
             continue
-        inside = sorted(p.parent for p in path.glob("*/manifest.json"))
+        inside = runs_in(path)
         if not inside and (path / "tables").is_dir():
             problems.append(f"{path}: tables but no manifest.json, so it cannot be told what was run; left out")
         elif not inside:
@@ -133,15 +132,14 @@ def _run_directories(given: Sequence[Path], problems: list[str]) -> list[Path]:
     return found
 
 
-def read_tables(path: Path) -> tuple[dict[str, pa.Table], list[str], list[str]]:
+def read_tables(path: Folder) -> tuple[dict[str, pa.Table], list[str], list[str]]:
     """Read all tables of a run as they are now; say what could not be read, and which columns an older run lacks."""
     found: dict[str, pa.Table] = {}
     faults: list[str] = []
     lacking: list[str] = []
     version = str(SCHEMA_VERSION)
     for table in COLUMNS:
-        folder = path / "tables" / table
-        files = sorted(p for p in folder.glob("*.parquet") if not p.name.startswith(".")) if folder.is_dir() else []
+        files = part_files(path, table)
         if not files:
             if table != "images":  # older runs have none
                 faults.append(f"no table {table}")
@@ -163,10 +161,10 @@ def read_tables(path: Path) -> tuple[dict[str, pa.Table], list[str], list[str]]:
     return found, faults, older if lacking else []
 
 
-def _read_part(path: Path, table: str) -> tuple[pa.Table, list[str], str] | str:
+def _read_part(path: Folder, table: str) -> tuple[pa.Table, list[str], str] | str:
     """Read a part with the table's columns, those it lacks as nulls; or say in a few words why not."""
     try:
-        data = pq.ParquetFile(path, memory_map=False).read()
+        data = read_part(path)
     except (pa.ArrowException, OSError, ValueError):
         return "not a whole Parquet file"
     version = (data.schema.metadata or {}).get(b"qdsim.schema_version", b"").decode()
@@ -213,7 +211,7 @@ def _incomplete(manifest: dict[str, Any], found: dict[str, pa.Table]) -> list[st
     return faults
 
 
-def _run_row(run_id: str, path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+def _run_row(run_id: str, path: Folder, manifest: dict[str, Any]) -> dict[str, Any]:
     config = manifest.get("config") or {}
     partition, swept = config.get("partition") or {}, config.get("sweep") or {}
     split = "IID" if partition.get("kind") == "iid" else f"α = {partition.get('alpha')}"

@@ -8,17 +8,16 @@ its own. Synthetic sets are written by the actors that own them, before a client
 """
 
 import json
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qdsim import arrays, results
+from qdsim import arrays, results, storage
 from qdsim import params as P
 from qdsim.history import History
 from qdsim.params import Arrays, Params
+from qdsim.storage import Folder
 
 FIX = "delete it, and the run goes on from the last request that was served"
 FOLDER = "checkpoint"
@@ -52,11 +51,11 @@ class Commit:
 class Checkpoint:
     """The commit of one run directory."""
 
-    def __init__(self, run_dir: Path):
+    def __init__(self, run_dir: Folder):
         self._folder = run_dir / FOLDER
         self._first: str | None = None
 
-    def states(self, training: str) -> Path:
+    def states(self, training: str) -> Folder:
         """Return where the clients of a training keep their states."""
         return self._folder / "clients" / results.file_name(training)
 
@@ -116,11 +115,11 @@ class Checkpoint:
 
     def forget_states(self, training: str) -> None:
         """Delete the client states of a training that is stored as a whole."""
-        shutil.rmtree(self.states(training), ignore_errors=True)
+        storage.remove(self.states(training))
 
     def clear(self) -> None:
         """Delete everything: the run is done."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        storage.remove(self._folder)
 
 
 def _under(prefix: str, stored: Arrays) -> Arrays:

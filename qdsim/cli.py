@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from qdsim import storage
 from qdsim.errors import BadInput, Interrupted, QdsimError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ ADDRESS = Annotated[
     str | None,
     typer.Option(help="A running Ray cluster, for example auto; by default $RAY_ADDRESS, else one is started here."),
 ]
+RUN = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example runs/quickstart-…")]
 CHAOS = Annotated[
     list[str] | None,
     typer.Option("--chaos", metavar="FAULT", help='A fault on purpose, for example "kill client 7 at train:3".'),
@@ -41,7 +43,7 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
     ] = None,
     profile: Annotated[str | None, typer.Option(help="A named set of overrides: laptop or smoke.")] = None,
-    out: Annotated[Path, typer.Option(help="Where run directories are made.")] = Path("runs"),
+    out: Annotated[str, typer.Option(help="Where run directories are made: a path, or a URI such as s3://…")] = "runs",
     engine: ENGINE = "ray",
     address: ADDRESS = None,
     resume: Annotated[
@@ -61,7 +63,7 @@ def run(
     with display.Display(console) as screen:
         run_dir = launch.run(
             loaded,
-            out,
+            storage.folder(out),
             engine=engine,
             address=address,
             origin=origin,
@@ -75,7 +77,7 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/quickstart-…")],
+    run: RUN,
     engine: ENGINE = "ray",
     address: ADDRESS = None,
     chaos: CHAOS = None,
@@ -88,7 +90,7 @@ def resume(
 
     console = Console()
     faults = [Fault.parse(text) for text in chaos or []]
-    run_dir = run_dir.resolve()
+    run_dir = storage.folder(run).resolve()
     manifest = read_manifest(run_dir)
     job = config.of_manifest(manifest, run_dir)
     with display.Display(console) as screen:
@@ -108,27 +110,27 @@ def resume(
 
 @app.command()
 def verify(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A run directory.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    first: Annotated[str, typer.Argument(metavar="A", help="A run directory.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     debug: DEBUG = False,
 ) -> None:
     """Compare two runs value by value, clocks and places aside: exit 0 if equal, else 1 with the first difference."""
     from qdsim.verify import difference
 
-    found = difference(first, second)
+    found = difference(storage.folder(first), storage.folder(second))
     print(found or "equal")
     raise typer.Exit(1 if found else 0)
 
 
 @app.command()
 def show(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, for example runs/quickstart-…")],
+    run: RUN,
     debug: DEBUG = False,
 ) -> None:
     """Print the result table of a run, finished or not."""
     from qdsim import display
 
-    display.print_result(Console(), run_dir)
+    display.print_result(Console(), storage.folder(run))
 
 
 @app.command()

@@ -37,6 +37,7 @@ from qdsim.sections import (
     TrainSection,
     UnlearnSection,
 )
+from qdsim.storage import Folder
 
 FIXED_SECTIONS = ("data", "cluster")
 """No sweep may change these: all cells of a run share one data set and one set of actors."""
@@ -180,7 +181,7 @@ def load(path: Path, *, profile: str | None = None, overrides: list[str] | None 
     return job
 
 
-def of_manifest(manifest: dict[str, Any], run_dir: Path) -> Job:
+def of_manifest(manifest: dict[str, Any], run_dir: Folder) -> Job:
     """Return the job that a run was started with."""
     config = manifest.get("config")
     if not isinstance(config, dict):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qdsim import summary
+from qdsim.storage import Folder
 
 if TYPE_CHECKING:  # neither is needed to show a finished run, and both bring torch
     from qdsim.plan import Plan
@@ -56,7 +56,7 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def begin(self, plan: Plan, run_dir: Path) -> None:
+    def begin(self, plan: Plan, run_dir: Folder) -> None:
         """Say what is about to run, and where its results go."""
         job = plan.job
         samples = int(plan.cells[0].seeds[0].partition.counts.sum())
@@ -176,7 +176,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def print_result(console: Console, run_dir: Path) -> None:
+def print_result(console: Console, run_dir: Folder) -> None:
     """Print the result table of a run with what must be said under it."""
     if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
         console = Console(width=RESULT_WIDTH, file=console.file)

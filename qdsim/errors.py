@@ -3,6 +3,7 @@
     QdsimError                 1   something inside qdsim is wrong
     ├── BadInput               2   a job, a value or a file the user gave
     ├── CannotPlace            3   the cluster cannot host the run
+    ├── StorageFailed          3   the storage cannot: full, or gone
     ├── ClientFailed           4   a client step raised, or its actor died
     └── Diverged               4   a loss or an update is no longer a number
     Interrupted              130   SIGINT, or 143 for SIGTERM
@@ -69,6 +70,23 @@ class CannotPlace(QdsimError):
     def __str__(self) -> str:
         """Say what was asked, what there is and which setting to change."""
         return f"the cluster cannot host this run: asked for {self.asked}, found {self.found}; {self.fix}"
+
+
+class StorageFailed(QdsimError):
+    """The storage does not take what the run has to write; the last commit stays as it was.
+
+    Example scenario: the disk under ``--out`` is full in round 30 of 50.
+    """
+
+    exit_code = 3
+
+    def __init__(self, path: str, cause: str, fix: str):
+        super().__init__(path, cause, fix)
+        self.path, self.cause, self.fix = path, cause, fix
+
+    def __str__(self) -> str:
+        """Name the file, the cause and what to do."""
+        return f"cannot write {self.path}: {self.cause}; {self.fix}"
 
 
 class ClientFailed(QdsimError):

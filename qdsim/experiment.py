@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from qdsim import arrays, attacks, gallery, hosts, lock, results, rows, seeds
+from qdsim import arrays, attacks, gallery, hosts, lock, results, rows, seeds, storage
 from qdsim import params as P
 from qdsim.algorithms import METHODS
 from qdsim.checkpoint import Checkpoint, Commit
@@ -17,13 +16,14 @@ from qdsim.evaluation import Counts
 from qdsim.federation import Executor, RoundResult, run_rounds
 from qdsim.forgetting import NOTHING, Branch
 from qdsim.history import History
-from qdsim.hosts import Shard
+from qdsim.hosts import Keep, Shard
 from qdsim.params import Params
 from qdsim.phases import Phase
 from qdsim.plan import Cell, Plan, SeedPlan, Task
 from qdsim.progress import Place, Progress
 from qdsim.results import TableWriter
 from qdsim.rows import SHARED, Row, Scores
+from qdsim.storage import Folder
 from qdsim.trained import Rows, Store, Trained, description
 
 TRAINING = Branch("", NOTHING)
@@ -36,7 +36,7 @@ class Experiment:
     """One plan, one executor, one run directory."""
 
     def __init__(
-        self, plan: Plan, executor: Executor, run_dir: Path, emit: Callable[[Progress], None], owner: str = ""
+        self, plan: Plan, executor: Executor, run_dir: Folder, emit: Callable[[Progress], None], owner: str = ""
     ):
         self._plan, self._executor, self._emit = plan, executor, emit
         self._still_own = partial(lock.check, run_dir, owner)
@@ -76,7 +76,7 @@ class Experiment:
         self._still_own()
         self._checkpoint.clear()
 
-    def _model_path(self, task: Task) -> Path:
+    def _model_path(self, task: Task) -> Folder:
         return self._models / f"{results.file_name(task.name)}.npz"
 
     def _pass_over(self, place: Place, phases: list[Phase]) -> None:
@@ -98,9 +98,9 @@ class Experiment:
         self._check_training(rows.part(place.keys("")), described[-1])
         trained, ready = self._find(described)
         learns = any(phase.learns for phase in phases)
-        folder = self._folder_for_states(place) if learns else ""
-        commit = self._stopped_in(place, phases[ready:], folder, learns)
-        states: dict[int, str] | None = {} if folder else None
+        keep = self._folder_for_states(place) if learns else None
+        commit = self._stopped_in(place, phases[ready:], keep)
+        states: dict[int, str] | None = {} if keep != "nowhere" else None
         if trained is None:
             trained = Trained(self._init(place, request="", phase="train"), History(), {})
         self._copy(place, phases[:ready], trained.rows)
@@ -110,9 +110,9 @@ class Experiment:
                 trained = replace(trained, rows=self._rows_of(place, phase, trained.rows))
             ready = behind
             trained = Trained(commit.params, commit.history or trained.history, trained.rows)
-            if commit.states:
+            if commit.states and keep is not None and keep != "nowhere":
                 states = dict(commit.states)
-                self._executor.restore(folder, states)
+                self._executor.restore(keep, states)
         for phase, state in zip(phases[ready:], described[ready:], strict=True):
             params, _, _ = self._run_phase(
                 place,
@@ -122,14 +122,14 @@ class Experiment:
                 storage=self._storage(place, trained.history),
                 history=trained.history,
                 commit=commit,
-                keep=folder if phase.learns else None,
+                keep=keep if phase.learns else None,
                 states=states,
             )
             commit = None
             trained = Trained(params, trained.history, self._rows_of(place, phase, trained.rows))
             stored = self._store.save(state, trained, self._executor, len(shards))
             if stored and phase is phases[-1]:
-                self._executor.settle(str(self._store.path(state) / "clients"))
+                self._executor.settle(self._store.path(state) / "clients")
                 self._checkpoint.forget_states(rows.part(place.keys("")))
             elif not stored:
                 unseen = "the trained state is not stored, since not all nodes see --out: nothing can reuse it"
@@ -138,27 +138,27 @@ class Experiment:
             self._show(place, trained.rows["rounds"][-1])
         return trained
 
-    def _folder_for_states(self, place: Place) -> str:
-        """Return the folder where the clients of a training keep their states; empty where not all nodes see it."""
+    def _folder_for_states(self, place: Place) -> Folder | Literal["nowhere"]:
+        """Return the folder where the clients of a training keep their states, if all nodes see it."""
         folder = self._checkpoint.states(rows.part(place.keys("")))
         folder.mkdir(parents=True, exist_ok=True)
-        if self._executor.sees(str(folder)):
-            return str(folder)
+        if self._executor.sees(folder):
+            return folder
         unseen = "not all nodes see --out: a training that is interrupted begins anew, and a lost client ends the run"
         self._emit(replace(place.progress("train", 0, self._share()), note=unseen))
-        return ""
+        return "nowhere"
 
-    def _stopped_in(self, place: Place, phases: list[Phase], folder: str, learns: bool) -> Commit | None:
+    def _stopped_in(self, place: Place, phases: list[Phase], keep: Keep) -> Commit | None:
         """Return the commit if it is one of these phases of training, and the clients' states are there as well."""
         commit = self._commit
         if commit is None or not any(commit.is_at(place.keys(phase.name)) for phase in phases):
             return None
-        if not learns:
+        if keep is None:
             return commit
-        if not folder or commit.states is None:
+        if keep == "nowhere" or commit.states is None:
             return None
         # a state that is gone: the training was stored as a whole, and somebody has deleted it
-        there = [hosts.state_path(Path(folder), i, last).exists() for i, last in commit.states.items()]
+        there = [hosts.state_path(keep, i, last).exists() for i, last in commit.states.items()]
         return commit if all(there) else None
 
     def _rows_of(self, place: Place, phase: Phase, earlier: Rows) -> Rows:
@@ -189,7 +189,7 @@ class Experiment:
                 differing = [f"{k} (then {before.get(k)!r}, now {now[k]!r})" for k in now if before.get(k) != now[k]]
                 why = f"its training had other settings: {', '.join(differing)}; run without --resume to start anew"
                 raise BadInput("--resume", str(self._models.parent), why)
-        results.write_atomically(path, json.dumps(now, indent=2, sort_keys=True).encode())
+        storage.write(path, json.dumps(now, indent=2, sort_keys=True).encode())
 
     def _find(self, described: list[dict[str, Any]]) -> tuple[Trained | None, int]:
         """Return the furthest state that is stored, and how many phases it has behind it."""
@@ -262,7 +262,7 @@ class Experiment:
         history: History | None = None,
         forgot: Params | None = None,
         commit: Commit | None = None,
-        keep: str | None = None,
+        keep: Keep = None,
         states: dict[int, str] | None = None,
     ) -> tuple[Params, Scores, Row]:
         """Run a phase and write its rows; return the model, its scores and its last row.
@@ -310,7 +310,7 @@ class Experiment:
             done.append(row)
             self._still_own()
             self._write_round(row, named, result, counts)
-            if keep and states is not None:
+            if keep is not None and states is not None:
                 states |= dict.fromkeys((u.client_id for u in result.updates), hosts.tag(phase.name, row["round"]))
             self._checkpoint.save(Commit(named, row["round"], ended, before, params, forgot, history, states))
             self._done += work / phase.stage.rounds

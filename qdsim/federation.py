@@ -10,15 +10,16 @@ from typing import Protocol
 import numpy as np
 
 from qdsim import params as P
-from qdsim.errors import ClientFailed
+from qdsim.errors import ClientFailed, StorageFailed
 from qdsim.evaluation import BATCH, Counts
 from qdsim.forgetting import Branch
 from qdsim.history import History
-from qdsim.hosts import ClientHost, Pick, Shard, Shown
+from qdsim.hosts import ClientHost, Keep, Pick, Shard, Shown
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientStep, ClientUpdate, Phase
+from qdsim.storage import Folder
 
 
 class Executor(Protocol):
@@ -43,7 +44,7 @@ class Executor(Protocol):
         client_ids: list[int],
         names: Assignment,
         on_done: Callable[[int], None],
-        keep: str | None = None,
+        keep: Keep = None,
     ) -> Iterator[ClientUpdate]:
         """Run a step on each client; yield the updates in the order of ``client_ids``.
 
@@ -63,19 +64,19 @@ class Executor(Protocol):
     def own_features(self, params: Params, positions: dict[int, np.ndarray]) -> np.ndarray:
         """Return what an attack sees of clients' own samples, in the order of client numbers."""
 
-    def save_clients(self, folder: str) -> None:
+    def save_clients(self, folder: Folder) -> None:
         """Have every owner write its clients' synthetic sets there."""
 
-    def sees(self, folder: str) -> bool:
+    def sees(self, folder: Folder) -> bool:
         """Tell whether every owner's node sees a folder."""
 
-    def settle(self, folder: str) -> None:
+    def settle(self, folder: Folder) -> None:
         """Take note that the states lie in this folder and do not change any more."""
 
-    def load_clients(self, folder: str, fix: str) -> None:
+    def load_clients(self, folder: Folder, fix: str) -> None:
         """Have every owner read its clients' synthetic sets from there; ``fix`` is said of a damaged file."""
 
-    def restore(self, folder: str, reached: dict[int, str]) -> None:
+    def restore(self, folder: Folder, reached: dict[int, str]) -> None:
         """Have every owner take its clients' states as they were after a round; see :meth:`ClientHost.restore`."""
 
     def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
@@ -104,7 +105,7 @@ class InlineExecutor:
         client_ids: list[int],
         names: Assignment,
         on_done: Callable[[int], None],
-        keep: str | None = None,
+        keep: Keep = None,
     ) -> Iterator[ClientUpdate]:
         """Run the steps in order."""
         self.wait_s = self.busy_s = 0.0
@@ -112,6 +113,8 @@ class InlineExecutor:
             began_s = time.perf_counter()
             try:
                 update = self._host.step(client_step, params, client_id, names, keep)
+            except StorageFailed:
+                raise
             except Exception as error:
                 cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 raise ClientFailed(client_id, names.phase, names.round_number, "this machine", cause) from error
@@ -136,22 +139,22 @@ class InlineExecutor:
         """Look at the clients' own samples."""
         return self._host.own_features(params, positions)
 
-    def save_clients(self, folder: str) -> None:
+    def save_clients(self, folder: Folder) -> None:
         """Write the synthetic sets."""
         self._host.save_clients(folder)
 
-    def sees(self, folder: str) -> bool:
+    def sees(self, folder: Folder) -> bool:
         """Look for the folder."""
         return self._host.sees(folder)
 
-    def settle(self, folder: str) -> None:
+    def settle(self, folder: Folder) -> None:
         """Nothing to do: what this process has, it loses only with everything else."""
 
-    def load_clients(self, folder: str, fix: str) -> None:
+    def load_clients(self, folder: Folder, fix: str) -> None:
         """Read the synthetic sets."""
         self._host.load_clients(folder, fix)
 
-    def restore(self, folder: str, reached: dict[int, str]) -> None:
+    def restore(self, folder: Folder, reached: dict[int, str]) -> None:
         """Read the states."""
         self._host.restore(folder, reached)
 
@@ -190,7 +193,7 @@ def run_rounds(
     on_client: Callable[[int, int, int], None],
     history: History | None = None,
     first: int = 1,
-    keep: str | None = None,
+    keep: Keep = None,
 ) -> Iterator[RoundResult]:
     """Run a phase: select, client steps, server step, in every round. ``sizes`` are the |Z_i|.
 

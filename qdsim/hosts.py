@@ -4,12 +4,12 @@ import ctypes
 import resource
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
-from qdsim import arrays, evaluation, seeds
+from qdsim import arrays, evaluation, seeds, storage
 from qdsim.algorithms import distillation
 from qdsim.clients import ClientState, SyntheticSet, to_bytes
 from qdsim.clocks import Stopwatch
@@ -20,6 +20,7 @@ from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientStep, ClientUpdate, Compute
+from qdsim.storage import Folder
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Shard:
 
 LEARNING = ("train", "finetune")
 """Phases in which synthetic sets change, in order."""
+Keep = Folder | Literal["nowhere"] | None
+"""Where a step writes the state that it changes: "nowhere" if no folder is seen by all nodes, None if it changes none.
+"""
 RESTART = "run without --resume to start anew"
 
 
@@ -57,7 +61,7 @@ def tag(phase: str, round_number: int) -> str:
     return f"{LEARNING.index(phase)}-{round_number:05d}"
 
 
-def state_path(folder: Path, client_id: int, last: str) -> Path:
+def state_path(folder: Folder, client_id: int, last: str) -> Folder:
     """Return the file of a client's state after a round."""
     return folder / f"{client_id}.{last}.npz"
 
@@ -118,7 +122,7 @@ class ClientHost:
             self._clients[shard.client_id] = client
 
     def step(
-        self, client_step: ClientStep, params: Params, client_id: int, names: Assignment, keep: str | None = None
+        self, client_step: ClientStep, params: Params, client_id: int, names: Assignment, keep: Keep = None
     ) -> ClientUpdate:
         """Run one client step; the state changes only if the step returns.
 
@@ -132,8 +136,8 @@ class ClientHost:
         with watch:
             state, update = client_step(self._clients[client_id], params, names=names, compute=self._compute)
         self._clients[client_id] = state
-        if keep:
-            self._keep(Path(keep), state, names)
+        if keep is not None and keep != "nowhere":
+            self._keep(keep, state, names)
         update.compute_s, update.step_s = watch.seconds, time.perf_counter() - began_s
         update.node_id, update.gpu_id = self._node_id, self._gpu_id
         # Linux reports the process's peak in KiB; on a GPU the allocator's peak is the figure of interest
@@ -172,39 +176,39 @@ class ClientHost:
             found.append(evaluation.features(self._compute, params, client.pool, client.pixels, rows, labels))
         return np.concatenate(found)
 
-    def save_clients(self, folder: str) -> None:
+    def save_clients(self, folder: Folder) -> None:
         """Write each client's synthetic set into a file of its own; nothing where the node does not see the folder."""
         if not self.sees(folder):
             return
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
-                arrays.write(Path(folder) / f"{client_id}.npz", client.synthetic.to_arrays())
+                arrays.write(folder / f"{client_id}.npz", client.synthetic.to_arrays())
 
-    def _keep(self, folder: Path, client: ClientState, names: Assignment) -> None:
+    def _keep(self, folder: Folder, client: ClientState, names: Assignment) -> None:
         """Write a client's state after a round; of the older ones the last stays, since it may be the committed one."""
         assert client.synthetic is not None
-        older = sorted(folder.glob(f"{client.client_id}.*.npz"))
+        older = storage.inside(folder, f"{client.client_id}.*.npz")
         path = state_path(folder, client.client_id, tag(names.phase, names.round_number))
         arrays.write(path, client.synthetic.to_arrays())
         for file in [file for file in older if file.name < path.name][:-1]:
             file.unlink(missing_ok=True)
 
-    def restore(self, folder: str, reached: dict[int, str]) -> None:
+    def restore(self, folder: Folder, reached: dict[int, str]) -> None:
         """Take clients' states as they were written at a tag; who is not in ``reached`` has written none."""
         for client_id, last in reached.items():
             client = self._clients[client_id]
-            stored = SyntheticSet.from_arrays(arrays.read(state_path(Path(folder), client_id, last), RESTART))
+            stored = SyntheticSet.from_arrays(arrays.read(state_path(folder, client_id, last), RESTART))
             self._clients[client_id] = replace(client, synthetic=stored)
 
-    def sees(self, folder: str) -> bool:
+    def sees(self, folder: Folder) -> bool:
         """Tell whether this node sees a folder: storage may not be shared."""
-        return Path(folder).is_dir()
+        return folder.is_dir()
 
-    def load_clients(self, folder: str, fix: str) -> None:
+    def load_clients(self, folder: Folder, fix: str) -> None:
         """Read the synthetic sets that :meth:`save_clients` wrote."""
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
-                stored = SyntheticSet.from_arrays(arrays.read(Path(folder) / f"{client_id}.npz", fix))
+                stored = SyntheticSet.from_arrays(arrays.read(folder / f"{client_id}.npz", fix))
                 self._clients[client_id] = replace(client, synthetic=stored)
 
     def gallery(self, picks: list[Pick], init: str) -> list[Shown]:

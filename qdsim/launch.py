@@ -7,25 +7,25 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
-from qdsim import __version__, data, lock, ray_environment, results
+from qdsim import __version__, arrays, data, footprint, lock, ray_environment, results, storage
 from qdsim.algorithms import METHODS
 from qdsim.chaos import Chaos, Fault
 from qdsim.config import Job
-from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError
+from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed
 from qdsim.experiment import Experiment
 from qdsim.federation import InlineExecutor
 from qdsim.hosts import ClientHost, Images, keep_freed_memory, use_threads
 from qdsim.phases import Compute, resolve_micro_batch
 from qdsim.plan import Cell, Plan, make
 from qdsim.progress import Progress
+from qdsim.storage import Folder
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
 
@@ -65,22 +65,24 @@ def interruptible(*, at_once: bool) -> Iterator[Stop]:
 
 def run(
     job: Job,
-    out: Path,
+    out: Folder,
     *,
     engine: str,
     address: str | None,
     origin: dict[str, Any],
-    begin: Callable[[Plan, Path], None],
+    begin: Callable[[Plan, Folder], None],
     emit: Callable[[Progress], None],
-    resume: bool | Path = False,
+    resume: bool | Folder = False,
     faults: Sequence[Fault] = (),
-) -> Path:
+) -> Folder:
     """Check the job against its data, make the run directory, run, and return the directory.
 
     ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts. ``resume``
     goes on with the newest run of the job, or with the one given, from its last commit; a finished one is returned.
     """
-    earlier = resume if isinstance(resume, Path) else results.newest_run(out, job.name) if resume else None
+    earlier = None if isinstance(resume, bool) else resume
+    if resume is True:
+        earlier = results.newest_run(out, job.name)
     if faults and engine == "inline":
         raise BadInput("--chaos", engine, "faults strike actors: run with --engine ray")
     with ExitStack() as owned:
@@ -101,6 +103,8 @@ def run(
         for fault in faults:
             if fault.client_id >= plan.max_clients:
                 raise BadInput("--chaos", str(fault), f"clients are 0 to {plan.max_clients - 1}")
+        if earlier is None:
+            storage.check_room(out, footprint.storage_bytes(plan))
         run_dir = earlier or results.new_run_directory(out, job.name)
         if earlier is None:
             owner = owned.enter_context(lock.held(run_dir))
@@ -123,27 +127,29 @@ def run(
 
 
 @contextmanager
-def _recorded(manifest: results.Manifest, run_dir: Path) -> Iterator[None]:
+def _recorded(manifest: results.Manifest, run_dir: Folder) -> Iterator[None]:
     """Have the end of a run in its manifest, and in ``failure.json`` which client failed where, if one did."""
     failure = run_dir / "failure.json"
     failure.unlink(missing_ok=True)
     try:
         yield
     except Interrupted as stop:
-        manifest.finish("interrupted", exit_code=stop.exit_code)
+        with suppress(StorageFailed):
+            manifest.finish("interrupted", exit_code=stop.exit_code)
         raise
     except BaseException as error:
         code = error.exit_code if isinstance(error, QdsimError) else 1
         said = str(error).splitlines()[0] if str(error) else repr(error)
-        if isinstance(error, ClientFailed):
-            names = ("client_id", "phase", "round_number", "where", "cause")
-            content = {name: getattr(error, name) for name in names}
-            results.write_atomically(failure, json.dumps(content, indent=2).encode() + b"\n")
-        manifest.finish("failed", exit_code=code, error=said)
+        with suppress(StorageFailed):  # a full disk: what made the run fail is said all the same
+            if isinstance(error, ClientFailed):
+                names = ("client_id", "phase", "round_number", "where", "cause")
+                content = {name: getattr(error, name) for name in names}
+                storage.write(failure, json.dumps(content, indent=2).encode() + b"\n")
+            manifest.finish("failed", exit_code=code, error=said)
         raise
 
 
-def _check_same(job: Job, manifest: dict[str, Any], run_dir: Path) -> None:
+def _check_same(job: Job, manifest: dict[str, Any], run_dir: Folder) -> None:
     """Refuse to go on with a run of other settings; where the clients sit may change."""
     now = json.loads(json.dumps(job.model_dump()))
     before = manifest.get("config") or {}
@@ -165,7 +171,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _run_inline(plan: Plan, run_dir: Path, owner: str, images: Images, emit: Callable[[Progress], None]) -> None:
+def _run_inline(plan: Plan, run_dir: Folder, owner: str, images: Images, emit: Callable[[Progress], None]) -> None:
     use_threads(plan.job.cluster.threads)
     keep_freed_memory()
     device = torch.device("cpu")
@@ -176,7 +182,7 @@ def _run_inline(plan: Plan, run_dir: Path, owner: str, images: Images, emit: Cal
 
 def _run_on_ray(
     plan: Plan,
-    run_dir: Path,
+    run_dir: Folder,
     owner: str,
     images: Images,
     faults: list[Fault],
@@ -208,15 +214,15 @@ def _striking(emit: Callable[[Progress], None], chaos: Chaos) -> Callable[[Progr
     return heard
 
 
-def _save_partitions(plan: Plan, run_dir: Path) -> None:
+def _save_partitions(plan: Plan, run_dir: Folder) -> None:
     (run_dir / "partitions").mkdir(exist_ok=True)
     for cell, seed_plan in plan.federations():
         name = results.file_name(f"{cell.label}-" if cell.label else "") + f"seed-{seed_plan.seed}.npz"
-        seed_plan.partition.save(run_dir / "partitions" / name)
+        arrays.write(run_dir / "partitions" / name, seed_plan.partition.to_arrays())
 
 
 def _describe(
-    plan: Plan, run_dir: Path, dataset: dict[str, Any], engine: str, origin: dict[str, Any]
+    plan: Plan, run_dir: Folder, dataset: dict[str, Any], engine: str, origin: dict[str, Any]
 ) -> dict[str, Any]:
     versions = {"qdsim": __version__, "python": platform.python_version()}
     for package in PACKAGES:

@@ -5,20 +5,26 @@ import os
 import platform
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from qdsim.errors import BadInput, QdsimError
+from qdsim import storage
+from qdsim.errors import BadInput, QdsimError, StorageFailed
+from qdsim.storage import Folder, Remote
 
 LEASE_S = 60.0
 """An owner on another host that has not been heard of for so long is taken to be dead."""
 BEAT_S = 10.0
+SETTLE_S = 1.0
+"""Object stores cannot make a file only if it is not there yet: two who begin within this time are told apart after it.
+"""
 
 
 @contextmanager
-def held(run_dir: Path) -> Iterator[str]:
+def held(run_dir: Folder) -> Iterator[str]:
     """Own a run inside the block; refuse where somebody alive does. Yields the name under which it is owned.
 
     An owner on this host is asked for by its process id; on another, where that tells nothing, the time of the lock
@@ -45,7 +51,7 @@ def held(run_dir: Path) -> Iterator[str]:
             path.unlink(missing_ok=True)
 
 
-def check(run_dir: Path, name: str) -> None:
+def check(run_dir: Folder, name: str) -> None:
     """Refuse to go on for an owner that somebody else has taken over from.
 
     A driver may outlive a killed command by some seconds; meanwhile the run may have been resumed.
@@ -56,10 +62,17 @@ def check(run_dir: Path, name: str) -> None:
         raise QdsimError(f"{run_dir.name} has been taken over by {who}")
 
 
-def _create(path: Path, own: dict[str, Any]) -> bool:
+def _create(path: Folder, own: dict[str, Any]) -> bool:
     """Make the lock with its content at once, or not at all."""
+    text = json.dumps(own)
+    if isinstance(path, Remote):
+        if path.exists():
+            return False
+        storage.write(path, text.encode())
+        time.sleep(SETTLE_S)  # whoever else has written in the same moment: the last one owns it
+        return bool((_read(path) or {}).get("name") == own["name"])
     temporary = path.with_name(f".lock.{secrets.token_hex(4)}")
-    temporary.write_text(json.dumps(own), encoding="utf-8")
+    storage.write(temporary, text.encode())
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -67,7 +80,7 @@ def _create(path: Path, own: dict[str, Any]) -> bool:
     except OSError:  # a file system without links
         try:
             with open(path, "x", encoding="utf-8") as file:
-                file.write(json.dumps(own))
+                file.write(text)
         except FileExistsError:
             return False
     finally:
@@ -75,7 +88,7 @@ def _create(path: Path, own: dict[str, Any]) -> bool:
     return True
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Folder) -> dict[str, Any] | None:
     try:
         owner = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -83,14 +96,14 @@ def _read(path: Path) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) else None
 
 
-def _alive(owner: dict[str, Any], path: Path) -> bool:
+def _alive(owner: dict[str, Any], path: Folder) -> bool:
     if owner.get("host") == platform.node():
         pid = owner.get("pid")
         return isinstance(pid, int) and _started(pid) is not None and _started(pid) == owner.get("started")
     now = path.with_name(f".now.{secrets.token_hex(4)}")
-    now.touch()  # both times by the clock of the storage
+    storage.write(now, b"")  # both times by the clock of the storage
     try:
-        return now.stat().st_mtime - path.stat().st_mtime < LEASE_S
+        return storage.modified_s(now) - storage.modified_s(path) < LEASE_S
     except FileNotFoundError:
         return False
     finally:
@@ -115,8 +128,11 @@ def _started(pid: int) -> str | None:
     return "unknown"
 
 
-def _remove(path: Path, owner: dict[str, Any] | None) -> None:
+def _remove(path: Folder, owner: dict[str, Any] | None) -> None:
     """Take a dead owner's lock away; put it back if somebody else has taken over just now."""
+    if isinstance(path, Remote):
+        path.unlink(missing_ok=True)
+        return
     stale = path.with_name(f".lock.{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
         os.rename(path, stale)
@@ -126,8 +142,13 @@ def _remove(path: Path, owner: dict[str, Any] | None) -> None:
         stale.unlink()
 
 
-def _beat(path: Path, name: str, over: threading.Event) -> None:
+def _beat(path: Folder, name: str, over: threading.Event) -> None:
     while not over.wait(BEAT_S):
-        with suppress(OSError):
-            if (_read(path) or {}).get("name") == name:
+        with suppress(OSError, StorageFailed):
+            owner = _read(path) or {}
+            if owner.get("name") != name:
+                continue
+            if isinstance(path, Remote):
+                storage.write(path, json.dumps(owner).encode())
+            else:
                 os.utime(path)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -37,9 +36,9 @@ class Partition:
         """|S_i^c| = ceil(|D_i^c| / s): at least one where the class exists (Algorithm 2, line 4)."""
         return -(-self.counts // scale)
 
-    def save(self, path: Path) -> None:
-        """Write the split as compressed numpy arrays, one per client."""
-        np.savez_compressed(path, **{f"client_{i}": rows for i, rows in enumerate(self.indices)})  # type: ignore[arg-type]
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return each client's samples, to be stored."""
+        return {f"client_{i}": rows for i, rows in enumerate(self.indices)}
 
 
 def split(

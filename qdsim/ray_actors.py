@@ -14,11 +14,12 @@ from ray.util.placement_group import get_placement_group, placement_group, remov
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from qdsim import ray_cluster
-from qdsim.errors import BadInput, CannotPlace, ClientFailed
-from qdsim.hosts import tag
+from qdsim.errors import BadInput, CannotPlace, ClientFailed, StorageFailed
+from qdsim.hosts import Keep, tag
 from qdsim.phases import Assignment
 from qdsim.plan import Plan
 from qdsim.ray_clients import ClientActor
+from qdsim.storage import Folder
 
 ACTOR_START_S = 30.0
 """Slowest start of one actor that is still believed: torch takes 2 to 3 s of a core to import."""
@@ -52,9 +53,9 @@ class _Running:
 class Home:
     """Where the states of clients are found again, should their actor be lost."""
 
-    base: str = ""
+    base: Folder | None = None
     """The folder of a stored training, which was loaded first."""
-    folder: str = ""
+    folder: Folder | None = None
     """While synthetic sets change: the folder into which their owners write them."""
     tags: dict[int, str] = field(default_factory=dict)
     """The last written state of each client that has taken part, before the round in hand."""
@@ -65,11 +66,11 @@ class Home:
     nowhere: bool = False
     """States have changed, and no folder is seen by all nodes."""
 
-    def at_round(self, keep: str | None, names: Assignment) -> "Home":
+    def at_round(self, keep: Keep, names: Assignment) -> "Home":
         """Return what holds in a round whose step writes states to ``keep``, changes none (None) or keeps none."""
         if keep is None:
             return self
-        if not keep:
+        if keep == "nowhere":
             return Home(nowhere=True)
         return Home(self.base, keep, self.reached(), tag(names.phase, names.round_number))
 
@@ -210,7 +211,7 @@ class ActorPool:
     ) -> NoReturn:
         """Stop the run: leaving a client out would change the result."""
         cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, BadInput):
+        if isinstance(cause, BadInput | StorageFailed):
             raise cause from None
         _, method, arguments = call
         client_id = arguments[2] if method == "step" else self.clients[actor][0]

@@ -8,11 +8,12 @@ from qdsim.chaos import Fault
 from qdsim.data import Pixels
 from qdsim.evaluation import Counts
 from qdsim.forgetting import Branch
-from qdsim.hosts import ClientHost, Images, Pick, Shard, Shown, device_of, keep_freed_memory, use_threads
+from qdsim.hosts import ClientHost, Images, Keep, Pick, Shard, Shown, device_of, keep_freed_memory, use_threads
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Arrays
 from qdsim.phases import Assignment, ClientStep, ClientUpdate, Compute, resolve_micro_batch
+from qdsim.storage import Folder
 
 
 @ray.remote
@@ -53,7 +54,7 @@ class ClientActor:
         client_step: ClientStep,
         client_id: int,
         names: Assignment,
-        keep: str | None,
+        keep: Keep,
         fault: Fault | None,
     ) -> tuple[ClientUpdate, Arrays]:
         """Run a client step; the delta is an object of its own, which waits in the store for its turn."""
@@ -79,19 +80,19 @@ class ClientActor:
         """Look at clients' own samples."""
         return self._host.own_features(P.from_numpy(arrays), positions)
 
-    def save_clients(self, folder: str) -> None:
+    def save_clients(self, folder: Folder) -> None:
         """Write the clients' synthetic sets."""
         self._host.save_clients(folder)
 
-    def sees(self, folder: str) -> bool:
+    def sees(self, folder: Folder) -> bool:
         """Tell whether this node sees a folder."""
         return self._host.sees(folder)
 
-    def load_clients(self, folder: str, fix: str) -> None:
+    def load_clients(self, folder: Folder, fix: str) -> None:
         """Read the clients' synthetic sets."""
         self._host.load_clients(folder, fix)
 
-    def restore(self, folder: str, reached: dict[int, str]) -> None:
+    def restore(self, folder: Folder, reached: dict[int, str]) -> None:
         """Take the clients' states as they were after a round."""
         self._host.restore(folder, reached)
 

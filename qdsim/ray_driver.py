@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +20,7 @@ from qdsim.plan import Plan
 from qdsim.progress import Progress
 from qdsim.ray_actors import first_line
 from qdsim.ray_executor import RayExecutor
+from qdsim.storage import Folder
 
 PROGRESS_EVERY_S = 0.2
 POLL_S = 0.25
@@ -35,12 +35,13 @@ class DriverActor:
         self._lock = threading.Lock()
         self._reported_s = 0.0
 
-    def run(self, plan: Plan, run_dir: str, owner: str, images: list[Any], pixels: Pixels, faults: list[Fault]) -> None:
+    def run(
+        self, plan: Plan, run_dir: Folder, owner: str, images: list[Any], pixels: Pixels, faults: list[Fault]
+    ) -> None:
         """Run the whole plan. ``images`` are references: training images never come into this process."""
         use_threads(plan.job.cluster.threads)
-        path = Path(run_dir)
-        executor = RayExecutor(plan, path.name, images, pixels, Chaos(faults, path), self._note)
-        Experiment(plan, executor, path, self._emit, owner).run()
+        executor = RayExecutor(plan, run_dir.name, images, pixels, Chaos(faults, run_dir), self._note)
+        Experiment(plan, executor, run_dir, self._emit, owner).run()
 
     def _note(self, text: str) -> None:
         with self._lock:
@@ -65,7 +66,7 @@ class DriverActor:
 
 def run_on_ray(
     plan: Plan,
-    run_dir: Path,
+    run_dir: Folder,
     owner: str,
     images: Images,
     faults: list[Fault],
@@ -102,12 +103,12 @@ def run_on_ray(
 
 
 def _start_driver(
-    plan: Plan, run_dir: Path, owner: str, refs: list[Any], images: Images, faults: list[Fault]
+    plan: Plan, run_dir: Folder, owner: str, refs: list[Any], images: Images, faults: list[Fault]
 ) -> tuple[Any, Any]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     cls: Any = DriverActor
     driver = cls.options(scheduling_strategy=here).remote()
-    return driver, driver.run.remote(plan, str(run_dir.resolve()), owner, refs, images.pixels, faults)
+    return driver, driver.run.remote(plan, run_dir.resolve(), owner, refs, images.pixels, faults)
 
 
 def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Progress]:

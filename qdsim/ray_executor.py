@@ -15,13 +15,14 @@ from qdsim.data import Pixels
 from qdsim.evaluation import Counts
 from qdsim.federation import pieces
 from qdsim.forgetting import Branch
-from qdsim.hosts import Pick, Shard, Shown
+from qdsim.hosts import Keep, Pick, Shard, Shown
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientStep, ClientUpdate
 from qdsim.plan import Plan
 from qdsim.ray_actors import ActorPool, Call, Home, cause_of, undisturbed
+from qdsim.storage import Folder
 
 
 class RayExecutor:
@@ -73,7 +74,7 @@ class RayExecutor:
         client_ids: list[int],
         names: Assignment,
         on_done: Callable[[int], None],
-        keep: str | None = None,
+        keep: Keep = None,
     ) -> Iterator[ClientUpdate]:
         """Start the largest clients first; yield in the order of ``client_ids``, early ones wait as refs."""
         self.wait_s = self.busy_s = 0.0
@@ -167,24 +168,24 @@ class RayExecutor:
         calls: list[Call] = [(a, "own_features", (ref, own)) for a, own in enumerate(owned) if own]
         return np.concatenate(self._pool.gather(calls))
 
-    def save_clients(self, folder: str) -> None:
+    def save_clients(self, folder: Folder) -> None:
         """Have each actor write its own."""
         self._pool.gather([(actor, "save_clients", (folder,)) for actor in range(len(self._pool.clients))])
 
-    def settle(self, folder: str) -> None:
+    def settle(self, folder: Folder) -> None:
         """From now on a lost client's state is found here, and does not change any more."""
         self._pool.home = Home(base=folder)
 
-    def sees(self, folder: str) -> bool:
+    def sees(self, folder: Folder) -> bool:
         """Ask each actor."""
         return all(self._pool.gather([(actor, "sees", (folder,)) for actor in range(len(self._pool.clients))]))
 
-    def load_clients(self, folder: str, fix: str) -> None:
+    def load_clients(self, folder: Folder, fix: str) -> None:
         """Have each actor read its own."""
         self._pool.gather([(actor, "load_clients", (folder, fix)) for actor in range(len(self._pool.clients))])
         self.settle(folder)
 
-    def restore(self, folder: str, reached: dict[int, str]) -> None:
+    def restore(self, folder: Folder, reached: dict[int, str]) -> None:
         """Have each actor read its own."""
         groups = self._pool.clients
         own = [{i: reached[i] for i in group if i in reached} for group in groups]

@@ -5,9 +5,7 @@ renamed. A reader therefore sees whole parts only, at any moment. Parts are only
 after a crash replaces its own.
 """
 
-import glob
 import json
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -18,40 +16,42 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qdsim import arrays, tables
+from qdsim import arrays, storage, tables
 from qdsim.errors import BadInput
+from qdsim.storage import Folder
 
 
-def new_run_directory(out: Path, name: str) -> Path:
+def new_run_directory(out: Folder, name: str) -> Folder:
     """Make ``<out>/<name>-<id>``; the id sorts by time and never meets an existing run."""
     run_dir = out / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     try:
         (run_dir / "tables").mkdir(parents=True)
     except OSError as error:
-        raise BadInput("--out", str(out), f"cannot be written to: {error.strerror}") from None
+        raise BadInput("--out", str(out), f"cannot be written to: {error.strerror or error}") from None
     return run_dir
 
 
-def newest_run(out: Path, name: str) -> Path | None:
+def newest_run(out: Folder, name: str) -> Folder | None:
     """Return the last run of a job under ``out``, or None; run ids sort by time."""
-    runs = sorted(path.parent for path in out.glob(f"{glob.escape(name)}-*/manifest.json"))
+    runs = [run for run in runs_in(out) if run.name.startswith(f"{name}-")]
     own = [run for run in runs if (read_manifest(run).get("config") or {}).get("name") == name]
     return own[-1] if own else None
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a whole file or none of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    _rename(temporary, path)
+def runs_in(folder: Folder) -> list[Folder]:
+    """Return the run directories in a folder, by their names."""
+    return [path for path in storage.inside(folder) if (path / "manifest.json").exists()]
 
 
-def _rename(temporary: Path, path: Path) -> None:
-    os.replace(temporary, path)
-    arrays.sync_folder(path.parent)
+def read_part(path: Folder) -> pa.Table:
+    """Read one Parquet file; raises as pyarrow does where it is not one."""
+    source = path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
+    return pq.ParquetFile(source, memory_map=False).read()
+
+
+def part_files(run_dir: Folder, table: str) -> list[Folder]:
+    """Return the parts of a table of a run, those apart that are being written."""
+    return storage.inside(run_dir / "tables" / table, "[!.]*.parquet")
 
 
 def file_name(name: str) -> str:
@@ -62,13 +62,13 @@ def file_name(name: str) -> str:
 class Manifest:
     """What the run is: configuration, versions, hardware, state. Rewritten whole at each change."""
 
-    def __init__(self, run_dir: Path, content: dict[str, Any]):
+    def __init__(self, run_dir: Folder, content: dict[str, Any]):
         self._path = run_dir / "manifest.json"
         self._content = {"started_at": _now()} | content
         self.update(state="running")
 
     @staticmethod
-    def reopen(run_dir: Path, **changes: Any) -> "Manifest":
+    def reopen(run_dir: Folder, **changes: Any) -> "Manifest":
         """Go on with a run: the start stays, each resumption is noted, the last end is taken back."""
         content = read_manifest(run_dir)
         for key in ("finished_at", "exit_code", "error"):
@@ -82,14 +82,14 @@ class Manifest:
         """Change some entries and write the file."""
         self._content.update(changes)
         text = json.dumps(self._content, indent=2, sort_keys=True, default=str)
-        write_atomically(self._path, text.encode() + b"\n")
+        storage.write(self._path, text.encode() + b"\n")
 
     def finish(self, state: str, **changes: Any) -> None:
         """Record the end: done, failed or interrupted."""
         self.update(state=state, finished_at=_now(), **changes)
 
 
-def read_manifest(run_dir: Path) -> dict[str, Any]:
+def read_manifest(run_dir: Folder) -> dict[str, Any]:
     """Read a run's manifest."""
     path = run_dir / "manifest.json"
     try:
@@ -106,7 +106,7 @@ def read_manifest(run_dir: Path) -> dict[str, Any]:
 class TableWriter:
     """Adds parts to the tables of one run."""
 
-    def __init__(self, run_dir: Path):
+    def __init__(self, run_dir: Folder):
         self._run_id = run_dir.name
         self._folder = run_dir / "tables"
         self._schemas = {table: tables.schema(table, self._run_id) for table in tables.COLUMNS}
@@ -124,13 +124,13 @@ class TableWriter:
         """Return the rows of a part of this run, as they were appended; one that is damaged or gone is named."""
         path = self._path(table, part)
         try:
-            found = pq.ParquetFile(path, memory_map=False).read().drop_columns("run_id").to_pylist()
+            found = read_part(path).drop_columns("run_id").to_pylist()
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise arrays.damaged(path, error, "run without --resume to start anew") from None
         rows: list[dict[str, Any]] = found
         return rows
 
-    def _path(self, table: str, part: str) -> Path:
+    def _path(self, table: str, part: str) -> Folder:
         return self._folder / table / f"{file_name(part)}.parquet"
 
     def append(self, table: str, part: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -142,14 +142,9 @@ class TableWriter:
         self._write(table, part, [{**row, "run_id": self._run_id} for row in rows])
 
     def _write(self, table: str, part: str, rows: list[dict[str, Any]]) -> None:
-        path = self._path(table, part)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         data = pa.Table.from_pylist(rows, schema=self._schemas[table])
-        with open(temporary, "wb") as file:
+        with storage.writing(self._path(table, part)) as file:
             pq.write_table(data, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        _rename(temporary, path)
 
 
 def _now() -> str:

@@ -1,14 +1,14 @@
 """The result table of a run, from its Parquet tables alone."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
 from qdsim.errors import BadInput
-from qdsim.results import read_manifest
+from qdsim.results import part_files, read_manifest, read_part
+from qdsim.storage import Folder
 
 STAGE_NAMES = {
     "train": "trained",
@@ -19,18 +19,20 @@ STAGE_NAMES = {
 LOOSE_PROFILES = ("smoke",)
 
 
-def read_table(run_dir: Path, table: str) -> pd.DataFrame:
+def read_table(run_dir: Folder, table: str) -> pd.DataFrame:
     """Read one table of a run, finished or not."""
-    folder = run_dir / "tables" / table
-    if not folder.is_dir():
+    found = part_files(run_dir, table)
+    if not found:
         raise BadInput("RUN", str(run_dir), f"no tables/{table} there")
     try:
-        return pd.read_parquet(folder)
+        whole = pa.concat_tables([read_part(path) for path in found], promote_options="permissive")
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput("RUN", str(run_dir), f"tables/{table} cannot be read: {str(error).splitlines()[0]}") from None
+    frame: pd.DataFrame = whole.to_pandas()
+    return frame
 
 
-def stage_table(run_dir: Path) -> pd.DataFrame:
+def stage_table(run_dir: Folder) -> pd.DataFrame:
     """Mean over seeds of each method's stages, in the order they ran, with the number of seeds n.
 
     Before unlearning, F-Set and R-Set are those of the trained model; the speed-up compares the summed
@@ -50,7 +52,7 @@ def stage_table(run_dir: Path) -> pd.DataFrame:
     return _in_order(table, run_dir, ["cell", "request", "method", "phase"])
 
 
-def membership_table(run_dir: Path) -> pd.DataFrame:
+def membership_table(run_dir: Folder) -> pd.DataFrame:
     """Mean over seeds of each attack's figures, F-Set and R-Set in one row.
 
     ``forget_gap`` is the mean distance to the rate of the same seed's retrained model, where there is one yet.
@@ -73,7 +75,7 @@ def membership_table(run_dir: Path) -> pd.DataFrame:
     return _in_order(means, run_dir, keys)
 
 
-def _read_named(run_dir: Path, table: str) -> pd.DataFrame:
+def _read_named(run_dir: Folder, table: str) -> pd.DataFrame:
     """Read a table with random targets under one name, ``client:random``: each seed has drawn its own."""
     found = read_table(run_dir, table)
     names = asked_names(read_manifest(run_dir))
@@ -118,7 +120,7 @@ def _before(stages: pd.DataFrame, served: pd.DataFrame) -> pd.DataFrame:
     return before
 
 
-def _in_order(table: pd.DataFrame, run_dir: Path, keys: list[str]) -> pd.DataFrame:
+def _in_order(table: pd.DataFrame, run_dir: Folder, keys: list[str]) -> pd.DataFrame:
     """Sort by cell, request, method and phase as the job lists them."""
     manifest = read_manifest(run_dir)
     ranks: dict[str, list[str]] = {
@@ -155,7 +157,7 @@ def _speedup(served: pd.DataFrame, row: Mapping[Any, Any]) -> float | None:
     return float(ratio.mean()) if len(ratio) else None
 
 
-def notes(run_dir: Path) -> list[str]:
+def notes(run_dir: Folder) -> list[str]:
     """Return what must be said under the figures."""
     manifest = read_manifest(run_dir)
     found = []
@@ -172,7 +174,7 @@ def notes(run_dir: Path) -> list[str]:
     return [*found, note] if note else found
 
 
-def method_titles(run_dir: Path) -> dict[str, str]:
+def method_titles(run_dir: Folder) -> dict[str, str]:
     """Return the methods' names as the paper writes them, in the order of the job."""
     manifest = read_manifest(run_dir)
     methods = manifest.get("methods") or {}

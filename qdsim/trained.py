@@ -5,23 +5,19 @@ distils: their hash names the state. Another run, method or cell of a sweep that
 the history, the clients' synthetic sets and the rows of the tables from there. Fine-tuning is a state of its own, so
 a sweep over F trains once.
 
-A state is written under a name that begins with a dot, then renamed: it is there whole or not at all. Its files are
-numpy arrays, Parquet and JSON; reading them executes nothing.
+A state is there when its ``state.json`` is, which is written last. Two runs that store the same state at the same time
+write the same files, clocks aside. They are numpy arrays, Parquet and JSON; reading them executes nothing.
 """
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qdsim import arrays, tables
+from qdsim import arrays, results, storage, tables
 from qdsim import params as P
 from qdsim.errors import BadInput
 from qdsim.federation import Executor
@@ -29,6 +25,7 @@ from qdsim.history import History
 from qdsim.params import Params
 from qdsim.phases import Phase
 from qdsim.plan import Cell, Plan, SeedPlan
+from qdsim.storage import Folder
 
 VERSION = 2
 """Of the algorithms that training consists of: another number, another hash."""
@@ -70,10 +67,10 @@ def description(plan: Plan, cell: Cell, seed_plan: SeedPlan, phases: list[Phase]
 class Store:
     """The states under one output directory."""
 
-    def __init__(self, out: Path):
+    def __init__(self, out: Folder):
         self._folder = out / FOLDER
 
-    def path(self, described: dict[str, Any]) -> Path:
+    def path(self, described: dict[str, Any]) -> Folder:
         """Return where the state so described lies, or would."""
         text = json.dumps(described, sort_keys=True)
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -81,52 +78,37 @@ class Store:
     def load(self, described: dict[str, Any], executor: Executor) -> Trained | None:
         """Return the state if it is there and every node sees it; the owners read their clients' sets."""
         path = self.path(described)
-        if not path.is_dir() or not executor.sees(str(path)):
+        if not (path / "state.json").exists() or not executor.sees(path):
             return None
         try:
             if json.loads((path / "state.json").read_text(encoding="utf-8")) != json.loads(json.dumps(described)):
                 raise ValueError("state.json describes another training")
             params = P.from_numpy(arrays.read(path / "params.npz", FIX))
             history = History.from_arrays(arrays.read(path / "history.npz", FIX))
-            rows = {file.stem: pq.read_table(file).to_pylist() for file in sorted((path / "tables").glob("*.parquet"))}
+            stored = storage.inside(path / "tables", "[!.]*.parquet")
+            rows = {file.stem: results.read_part(file).to_pylist() for file in stored}
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             why = f"the trained state there cannot be read ({str(error).splitlines()[0]}); {FIX}"
             raise BadInput("--out", str(path), why) from None
-        executor.load_clients(str(path / "clients"), FIX)
+        executor.load_clients(path / "clients", FIX)
         return Trained(params, history, rows)
 
     def save(self, described: dict[str, Any], trained: Trained, executor: Executor, clients: int) -> bool:
         """Write the state; False where the owners' files are not here, on storage that nodes do not share."""
         path = self.path(described)
-        if path.is_dir():
+        if (path / "state.json").exists():
             return True
-        temporary = self._folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
-        (temporary / "tables").mkdir(parents=True)
-        (temporary / "clients").mkdir()
-        try:
-            executor.save_clients(str(temporary / "clients"))
-            if described["synthetic"] and len(list((temporary / "clients").iterdir())) < clients:
-                return False
-            arrays.write(temporary / "params.npz", P.to_numpy(trained.params))
-            arrays.write(temporary / "history.npz", trained.history.to_arrays())
-            for table, rows in trained.rows.items():
-                data = pa.Table.from_pylist(rows, schema=tables.schema(table, ""))
-                pq.write_table(data, temporary / "tables" / f"{table}.parquet", compression="zstd")
-            (temporary / "state.json").write_text(json.dumps(described, indent=2, sort_keys=True), encoding="utf-8")
-            _sync(temporary)
-            try:
-                os.rename(temporary, path)
-            except OSError:  # another run has just stored the same state
-                if not path.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        for folder in ("tables", "clients"):
+            (path / folder).mkdir(parents=True, exist_ok=True)
+        executor.save_clients(path / "clients")
+        if described["synthetic"] and len(storage.inside(path / "clients", "[!.]*.npz")) < clients:
+            storage.remove(path)
+            return False
+        arrays.write(path / "params.npz", P.to_numpy(trained.params))
+        arrays.write(path / "history.npz", trained.history.to_arrays())
+        for table, rows in trained.rows.items():
+            data = pa.Table.from_pylist(rows, schema=tables.schema(table, ""))
+            with storage.writing(path / "tables" / f"{table}.parquet") as file:
+                pq.write_table(data, file, compression="zstd")
+        storage.write(path / "state.json", json.dumps(described, indent=2, sort_keys=True).encode())
         return True
-
-
-def _sync(folder: Path) -> None:
-    """Have every file and its name on disk before the folder gets its own."""
-    for path in [*folder.rglob("*"), folder, folder.parent]:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)

@@ -3,15 +3,14 @@
 Ignored are columns that end in ``_s`` and :data:`IGNORED`: clocks and places. Nothing else.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from qdsim import results
 from qdsim.errors import BadInput
-from qdsim.results import read_manifest
+from qdsim.storage import Folder
 from qdsim.tables import COLUMNS
 
 IGNORED = ("run_id", "node_id", "gpu_id", "peak_memory_bytes", "reused")
@@ -19,10 +18,10 @@ KEYS = ("cell", "seed", "method", "request", "phase", "round", "client_id", "cla
 """What names a row: those of them that its table has."""
 
 
-def difference(first: Path, second: Path) -> str | None:
+def difference(first: Folder, second: Folder) -> str | None:
     """Return the first difference between two runs in a line, or None where there is none."""
     for run in (first, second):
-        read_manifest(run)
+        results.read_manifest(run)
     for table in COLUMNS:
         found = _different(table, read_table(first, table), read_table(second, table))
         if found is not None:
@@ -30,13 +29,12 @@ def difference(first: Path, second: Path) -> str | None:
     return None
 
 
-def read_table(run: Path, table: str) -> pd.DataFrame:
+def read_table(run: Folder, table: str) -> pd.DataFrame:
     """Read a table; a damaged part is named."""
-    folder = run / "tables" / table
     parts = []
-    for path in sorted(folder.glob("[!.]*.parquet")):
+    for path in results.part_files(run, table):
         try:
-            parts.append(pq.ParquetFile(path, memory_map=False).read())
+            parts.append(results.read_part(path))
         except (OSError, ValueError, pa.ArrowException) as error:
             raise BadInput("RUN", str(path), f"cannot be read: {str(error).splitlines()[0]}") from None
     names = [name for name, _, _ in COLUMNS[table]]

@@ -47,10 +47,15 @@ def descendants(pid: int) -> dict[int, str]:
     return {child: titles.get(child, "") for child in found - {pid}}
 
 
+def processes(command: subprocess.Popen, target: str) -> list[int]:
+    """Return the actors of a kind that the command has now."""
+    return sorted(pid for pid, title in descendants(command.pid).items() if title.startswith(TITLES[target]))
+
+
 def kill_one(command: subprocess.Popen, target: str, draws: random.Random) -> str:
-    """Kill the command, its driver or one of its client actors; whichever does not exist yet, the command."""
+    """Kill the command, its driver or one of its client actors; whichever does not exist, the command."""
     family = descendants(command.pid)
-    found = sorted(pid for pid, title in family.items() if target in TITLES and title.startswith(TITLES[target]))
+    found = processes(command, target) if target in TITLES else []
     if found:
         os.kill(draws.choice(found), signal.SIGKILL)
         return target
@@ -80,16 +85,24 @@ def start(job: Path, out: Path, engine: str = "ray") -> subprocess.Popen:
         return subprocess.Popen([sys.executable, "-m", "qdsim", *arguments], stdout=log, stderr=log)
 
 
-def disturbed(job: Path, out: Path, kills: list[str], draws: random.Random, longest_s: float = 25.0) -> list[str]:
-    """Run a job to its end in spite of kills at random moments; say what was killed when."""
+def disturbed(job: Path, out: Path, kills: list[str], draws: random.Random, longest_s: float = 12.0) -> list[str]:
+    """Run a job to its end in spite of kills at random moments; say what was killed when.
+
+    Of five moments one is counted from the start of the command, while Ray and the actors start or do not exist yet,
+    and four from when there are client actors: else most kills would hit a run that has not begun.
+    """
     said = []
     command = start(job, out)
     for target in kills:
-        after_s = draws.uniform(1.0, longest_s)
+        early = draws.random() < 0.2
+        while not early and command.poll() is None and not processes(command, "client"):
+            time.sleep(0.1)
+        after_s = draws.uniform(0.0, longest_s)
         try:
             command.wait(after_s)
         except subprocess.TimeoutExpired:
-            said.append(f"{kill_one(command, target, draws)} after {after_s:.1f} s")
+            moment = f"{after_s:.1f} s after {'the start' if early else 'there were clients'}"
+            said.append(f"{kill_one(command, target, draws)} {moment}")
         if command.poll() is not None:
             command = start(job, out)
     for _ in range(5):  # a run that gave up is resumed as well

@@ -9,19 +9,28 @@ import pytest
 from tests.conftest import PROJECT
 
 ALL = {"anything"}
-LEAVES = {"qdsim.errors", "qdsim.seeds", "qdsim.params", "qdsim.hyper", "qdsim.clocks", "qdsim.stopping"}
+LEAVES = {
+    "qdsim.errors",
+    "qdsim.storage",
+    "qdsim.seeds",
+    "qdsim.params",
+    "qdsim.hyper",
+    "qdsim.clocks",
+    "qdsim.stopping",
+}
 VALUES = LEAVES | {"qdsim.data", "qdsim.models", "qdsim.clients", "qdsim.forgetting", "qdsim.phases", "qdsim.history"}
 VALUES |= {"qdsim.derivatives"}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     # module: (what it may import of qdsim, which third parties)
     "errors": (set(), set()),
+    "storage": ({"qdsim.errors"}, {"pyarrow"}),
     "hyper": (set(), set()),
     "ray_environment": (set(), set()),
     "seeds": (set(), {"torch", "numpy"}),
     "params": (set(), {"torch", "numpy"}),
     "clocks": (set(), {"torch"}),
     "stopping": (set(), set()),
-    "arrays": ({"qdsim.errors"}, {"numpy"}),
+    "arrays": ({"qdsim.errors", "qdsim.storage"}, {"numpy"}),
     "history": (LEAVES, {"torch", "numpy"}),
     "models": (LEAVES, {"torch"}),
     "derivatives": (LEAVES | {"qdsim.models"}, {"torch"}),
@@ -35,12 +44,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "hosts": (VALUES | {"qdsim.arrays", "qdsim.evaluation", "qdsim.algorithms"}, {"torch", "numpy"}),
     "federation": (VALUES | {"qdsim.evaluation", "qdsim.algorithms", "qdsim.hosts"}, {"torch", "numpy"}),
     "tables": (set(), {"pyarrow"}),
-    "results": ({"qdsim.arrays", "qdsim.tables", "qdsim.errors"}, {"pyarrow"}),
-    "summary": ({"qdsim.results", "qdsim.errors"}, {"pandas", "pyarrow"}),
+    "results": ({"qdsim.arrays", "qdsim.tables", "qdsim.errors", "qdsim.storage"}, {"pyarrow"}),
+    "summary": ({"qdsim.results", "qdsim.errors", "qdsim.storage"}, {"pandas", "pyarrow"}),
     "profiles": ({"qdsim.config"}, set()),
     "sections": ({"qdsim.hyper"}, {"pydantic"}),
     "config": (
-        {"qdsim.algorithms", "qdsim.errors", "qdsim.hyper", "qdsim.profiles", "qdsim.sections"},
+        {"qdsim.algorithms", "qdsim.errors", "qdsim.hyper", "qdsim.profiles", "qdsim.sections", "qdsim.storage"},
         {"pydantic", "pydantic_core"},
     ),
     "membership": ({"qdsim.evaluation"}, {"numpy", "sklearn"}),
@@ -49,15 +58,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "rows": (ALL, {"numpy"}),
     "progress": ({"qdsim.rows", "qdsim.forgetting", "qdsim.plan"}, set()),
     "checkpoint": (
-        {"qdsim.arrays", "qdsim.results", "qdsim.params", "qdsim.history"},
+        {"qdsim.arrays", "qdsim.results", "qdsim.params", "qdsim.history", "qdsim.storage"},
         {"numpy"},
     ),
+    "footprint": ({"qdsim.params", "qdsim.plan"}, {"torch"}),
     "trained": (ALL, {"numpy", "pyarrow"}),
     "ray_cluster": ({"qdsim.sections", "qdsim.errors"}, {"ray"}),
     "ray_clients": (VALUES | {"qdsim.chaos", "qdsim.evaluation", "qdsim.hosts"}, {"ray", "numpy"}),
-    "lock": ({"qdsim.errors"}, set()),
-    "verify": ({"qdsim.errors", "qdsim.results", "qdsim.tables"}, {"pandas", "pyarrow"}),
-    "chaos": ({"qdsim.errors"}, set()),
+    "lock": ({"qdsim.errors", "qdsim.storage"}, set()),
+    "verify": ({"qdsim.errors", "qdsim.results", "qdsim.storage", "qdsim.tables"}, {"pandas", "pyarrow"}),
+    "chaos": ({"qdsim.errors", "qdsim.storage"}, set()),
     "ray_actors": (ALL, {"ray"}),
     "ray_executor": (ALL, {"ray", "numpy"}),
     "ray_driver": (ALL, {"ray"}),
@@ -100,7 +110,7 @@ def test_modules_import_only_what_they_may(path):
 @pytest.mark.parametrize("path", sorted((PROJECT / "analysis").glob("*.py")), ids=lambda p: p.stem)
 def test_analysis_reads_tables_and_manifests_alone(path):
     """Of qdsim only what reads runs; pandas and matplotlib, and in the command its printers."""
-    own = {"analysis", "qdsim.errors", "qdsim.results", "qdsim.summary", "qdsim.tables"}
+    own = {"analysis", "qdsim.errors", "qdsim.results", "qdsim.storage", "qdsim.summary", "qdsim.tables"}
     third_party = {"pandas", "numpy", "pyarrow", "matplotlib"}
     third_party |= {"__main__": {"typer", "rich"}, "page": {"jinja2"}}.get(path.stem, set())
     for name in imports_of(path):
