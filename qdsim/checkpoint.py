@@ -16,6 +16,7 @@ import numpy as np
 from qdsim import arrays, results, storage
 from qdsim import params as P
 from qdsim.history import History
+from qdsim.models import ConvNet
 from qdsim.params import Arrays, Params
 from qdsim.storage import Folder
 
@@ -112,6 +113,10 @@ class Checkpoint:
             )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise arrays.damaged(path, error, FIX) from None
+
+    def checked(self, params: Params, model: ConvNet) -> Params:
+        """Return a commit's model if it is of this network."""
+        return model.checked(params, self._folder / "commit.npz", FIX)
 
     def forget_states(self, training: str) -> None:
         """Delete the client states of a training that is stored as a whole."""

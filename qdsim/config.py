@@ -25,13 +25,13 @@ from qdsim.sections import (
     FedEraserSection,
     FumpSection,
     ModelSection,
-    NotNegative,
     PartitionSection,
     RecoverSection,
     RelearnSection,
     Request,
     S2uSection,
     Section,
+    Seed,
     SgaSection,
     SyntheticSection,
     TrainSection,
@@ -41,6 +41,7 @@ from qdsim.storage import Folder
 
 FIXED_SECTIONS = ("data", "cluster")
 """No sweep may change these: all cells of a run share one data set and one set of actors."""
+MOST_CELLS = 1000
 
 
 class Job(Section):
@@ -49,7 +50,7 @@ class Job(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
     about: str = ""
     """One line: what the job reproduces."""
-    seeds: Annotated[tuple[NotNegative, ...], Field(min_length=1, strict=False)] = (0, 1, 2, 3, 4)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (0, 1, 2, 3, 4)
     """Each seed is a federation of its own; results are averaged over them."""
     methods: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = ("quickdrop", "retrain")
     """What serves the requests, each from the same trained model."""
@@ -207,6 +208,9 @@ def check_sweep(job: Job) -> None:
             raise BadInput("sweep", key, "list at least one value")
         if len({repr(value) for value in values}) < len(values):
             raise BadInput("sweep", key, "each value may be listed once")
+    points = math.prod(len(values) for values in job.sweep.values())
+    if points > MOST_CELLS:
+        raise BadInput("sweep", list(job.sweep), f"{points:,} combinations; {MOST_CELLS:,} at most")
     job.cells()
 
 

@@ -1,17 +1,15 @@
 """Work through a plan on one executor: train each federation once, then every method and request from there."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from qdsim import arrays, attacks, gallery, hosts, lock, results, rows, seeds, storage
+from qdsim import arrays, attacks, gallery, hosts, lock, results, rows, seeds
 from qdsim import params as P
 from qdsim.algorithms import METHODS
 from qdsim.checkpoint import Checkpoint, Commit
-from qdsim.errors import BadInput
 from qdsim.evaluation import Counts
 from qdsim.federation import Executor, RoundResult, run_rounds
 from qdsim.forgetting import NOTHING, Branch
@@ -24,10 +22,11 @@ from qdsim.progress import Place, Progress
 from qdsim.results import TableWriter
 from qdsim.rows import SHARED, Row, Scores
 from qdsim.storage import Folder
-from qdsim.trained import Rows, Store, Trained, description
+from qdsim.trained import Rows, Store, Trained, check_same, description
 
 TRAINING = Branch("", NOTHING)
 IN_TRAINING = -1
+SERVE_AGAIN = "delete it, and the request is served again"
 SCORES = ("test_accuracy", "forget_accuracy", "retain_accuracy")
 """What a phase begins with and ends with."""
 
@@ -57,7 +56,7 @@ class Experiment:
         for cell, seed_plan in self._plan.federations():
             own = [(i, task) for i, task in numbered if task.cell is cell and task.seed_plan is seed_plan]
             trained = None
-            if all(self._model_path(task).exists() for _, task in own):
+            if all(self._served(task) for _, task in own):
                 self._done += sum(cell.work(phase, seed_plan) for phase in cell.training())
             else:
                 trained = self._train(cell, seed_plan)
@@ -65,16 +64,25 @@ class Experiment:
             for i, task in own:
                 place = Place(i, cell, seed_plan, task.method, task.branch)
                 path = self._model_path(task)
-                if trained is None or path.exists():
-                    reached[task.method] = P.from_numpy(
-                        arrays.read(path, fix="delete it, and the request is served again")
-                    )
+                if trained is None or self._served(task):
+                    stored = P.from_numpy(arrays.read(path, SERVE_AGAIN))
+                    reached[task.method] = cell.model.checked(stored, path, SERVE_AGAIN)
                     self._pass_over(place, task.phases())
                     continue
                 start = reached.get(task.method, trained.params) if cell.job.sequence else trained.params
                 reached[task.method] = self._serve(place, task, start, trained.history)
         self._still_own()
         self._checkpoint.clear()
+
+    def _served(self, task: Task) -> bool:
+        """Tell whether a request was served before the run was resumed: its model and all its rows are there."""
+        if not self._model_path(task).exists():
+            return False
+        named = [rows.keys(task.cell, task.seed_plan, task.method, task.branch.label, p.name) for p in task.phases()]
+        forgot = [rows.part(keys) for keys in named if keys["phase"] != "relearn"][-1:]
+        attacked = [("membership", f"{part}-{attack}") for part in forgot for attack in task.cell.job.membership]
+        parts = [("stages", rows.part(keys)) for keys in named] + attacked
+        return all(self._writer.has(table, part) for table, part in parts)
 
     def _model_path(self, task: Task) -> Folder:
         return self._models / f"{results.file_name(task.name)}.npz"
@@ -95,7 +103,7 @@ class Experiment:
         phases = cell.training()
         device = self._executor.device
         described = [description(self._plan, cell, seed_plan, phases[: n + 1], device) for n in range(len(phases))]
-        self._check_training(rows.part(place.keys("")), described[-1])
+        check_same(self._models / f"{results.file_name(rows.part(place.keys('')))}.json", described[-1])
         trained, ready = self._find(described)
         learns = any(phase.learns for phase in phases)
         keep = self._folder_for_states(place) if learns else None
@@ -179,18 +187,6 @@ class Experiment:
         named = {**place.keys(last["phase"]), "round": last["round"]}
         self._writer.append("images", rows.part(named), [{**named, **row} for row in gallery.rows(picks, shown)])
 
-    def _check_training(self, name: str, described: dict[str, Any]) -> None:
-        """Refuse to resume with a training of other bits: what was served before started from another model."""
-        path = self._models / f"{results.file_name(name)}.json"
-        now = json.loads(json.dumps(described))
-        if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))
-            if before != now:
-                differing = [f"{k} (then {before.get(k)!r}, now {now[k]!r})" for k in now if before.get(k) != now[k]]
-                why = f"its training had other settings: {', '.join(differing)}; run without --resume to start anew"
-                raise BadInput("--resume", str(self._models.parent), why)
-        storage.write(path, json.dumps(now, indent=2, sort_keys=True).encode())
-
     def _find(self, described: list[dict[str, Any]]) -> tuple[Trained | None, int]:
         """Return the furthest state that is stored, and how many phases it has behind it."""
         for ready in range(len(described), 0, -1):
@@ -219,10 +215,12 @@ class Experiment:
         phases = task.phases(history)
         names = [phase.name for phase in phases]
         commit = self._commit if self._commit and self._commit.is_at(place.keys(self._commit.named["phase"])) else None
+        passed = phases[: names.index(commit.named["phase"])] if commit else []
+        if not all(self._writer.has("stages", rows.part(place.keys(phase.name))) for phase in passed):
+            commit = None  # rows of an earlier phase are gone: the request is served again from its beginning
         forgot, last_row = params, None
         if commit is not None:
             scores, forgot = commit.before, commit.forgot or commit.params
-            passed = phases[: names.index(commit.named["phase"])]
             self._done += sum(place.cell.work(phase, place.seed_plan) for phase in passed)
             phases = phases[len(passed) :]
             if commit.named["phase"] == "relearn":
@@ -248,8 +246,7 @@ class Experiment:
         """Return the last row of a phase that is over."""
         named = place.keys(phase.name)
         (stage,) = self._writer.read("stages", rows.part(named))
-        (row,) = self._writer.read("rounds", rows.round_part(named, stage["rounds_run"]))
-        return row
+        return self._writer.round_row(rows.round_part(named, stage["rounds_run"]))
 
     def _run_phase(
         self,
@@ -277,9 +274,8 @@ class Experiment:
         if commit is None:
             params = self._start(place, phase, params)
         else:
-            params, before = commit.params, commit.before
-            parts = (rows.round_part(named, n + 1) for n in range(commit.round_number))
-            done = [row for part in parts for row in self._writer.read("rounds", part)]
+            params, before = self._checkpoint.checked(commit.params, cell.model), commit.before
+            done = [self._writer.round_row(rows.round_part(named, n + 1)) for n in range(commit.round_number)]
         sizes = cell.sizes(phase, seed_plan)
         work = cell.work(phase, seed_plan)
         until = self._done + work

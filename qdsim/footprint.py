@@ -1,8 +1,5 @@
 """What a run will take of its storage, estimated from the plan alone."""
 
-import torch
-
-from qdsim import params as P
 from qdsim.plan import Cell, Plan, SeedPlan
 
 PART_BYTES = 16_000
@@ -37,7 +34,7 @@ def _rows_bytes(rounds: int, cell: Cell) -> int:
 
 def model_bytes(cell: Cell) -> int:
     """Return the size of the model's parameters."""
-    return P.size_bytes(cell.model.init(torch.Generator()))
+    return cell.model.num_params * FLOAT_BYTES
 
 
 def synthetic_bytes(cell: Cell, seed_plan: SeedPlan) -> int:

@@ -1,5 +1,6 @@
 """One run, from a checked job to a finished run directory."""
 
+import hashlib
 import json
 import math
 import os
@@ -92,6 +93,7 @@ def run(
             _check_same(job, manifest_before, earlier)
             if manifest_before.get("state") == "done":
                 return earlier
+            results.check_parts(earlier)
         dataset = data.load(
             job.data.dataset,
             job.data.root,
@@ -153,6 +155,9 @@ def _check_same(job: Job, manifest: dict[str, Any], run_dir: Folder) -> None:
     """Refuse to go on with a run of other settings; where the clients sit may change."""
     now = json.loads(json.dumps(job.model_dump()))
     before = manifest.get("config") or {}
+    if manifest.get("config_sha256", _config_sha256(before)) != _config_sha256(before):
+        why = "the configuration in its manifest.json is not the one it began with; run without --resume to start anew"
+        raise BadInput("--resume", str(run_dir), why)
     # a key that the run's version knew nothing of had its default
     defaults = _flat(json.loads(json.dumps(Job(name=job.name).model_dump())))
     flat_now, flat_before = _flat(now), defaults | _flat(before)
@@ -161,6 +166,10 @@ def _check_same(job: Job, manifest: dict[str, Any], run_dir: Folder) -> None:
     if differing:
         said = ", ".join(f"{k} (then {flat_before.get(k)!r}, now {flat_now.get(k)!r})" for k in differing)
         raise BadInput("--resume", str(run_dir), f"it has other settings: {said}; run without --resume to start anew")
+
+
+def _config_sha256(config: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -237,6 +246,7 @@ def _describe(
         "origin": origin,
         "engine": engine,
         "config": plan.job.model_dump(),
+        "config_sha256": _config_sha256(plan.job.model_dump()),
         "cells": [_resolved(cell) for cell in plan.cells],
         "data": dataset,
         "methods": {m: _declared(METHODS[m]) for m in plan.job.methods},

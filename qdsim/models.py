@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qdsim.errors import BadInput
 from qdsim.params import Params
 
 NORM_EPS = 1e-5
@@ -46,6 +47,12 @@ class ConvNet:
         """Height and width that are left before the classifier."""
         return (self.size + 2 * self.first_padding - 2) >> self.depth
 
+    @property
+    def num_params(self) -> int:
+        """How many numbers :meth:`init` draws."""
+        convolutions = 9 * self.width * (self.channels + (self.depth - 1) * self.width) + 3 * self.width * self.depth
+        return convolutions + self.num_classes * (self.width * self.feature_size**2 + 1)
+
     def init(self, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Params:
         """Draw θ_0 as PyTorch's own layers do: uniform in ±1/sqrt(fan_in), γ = 1, β = 0."""
 
@@ -65,6 +72,16 @@ class ConvNet:
         features = self.width * self.feature_size**2
         params["linear.weight"] = uniform(self.num_classes, features, fan_in=features)
         params["linear.bias"] = uniform(self.num_classes, fan_in=features)
+        return params
+
+    def checked(self, params: Params, source: object, fix: str) -> Params:
+        """Return the parameters if they are this network's; else name where they came from and what is wrong."""
+        expected = {name: tuple(tensor.shape) for name, tensor in self.init(torch.Generator()).items()}
+        found = {name: tuple(tensor.shape) for name, tensor in params.items()}
+        odd = [name for name in expected | found if expected.get(name) != found.get(name)]
+        if odd:
+            shapes = f"{odd[0]} is {found.get(odd[0], 'not there')}, here {expected.get(odd[0], 'unknown')}"
+            raise BadInput("file", str(source), f"holds another model: {shapes}; {fix}")
         return params
 
     def forward(self, params: Params, images: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from qdsim import arrays, storage, tables
 from qdsim.errors import BadInput
 from qdsim.storage import Folder
 
+START_ANEW = "run without --resume to start anew"
+
 
 def new_run_directory(out: Folder, name: str) -> Folder:
     """Make ``<out>/<name>-<id>``; the id sorts by time and never meets an existing run."""
@@ -44,14 +46,41 @@ def runs_in(folder: Folder) -> list[Folder]:
 
 
 def read_part(path: Folder) -> pa.Table:
-    """Read one Parquet file; raises as pyarrow does where it is not one."""
+    """Read one Parquet file with its checksums; raises as pyarrow does where it is damaged or none."""
     source = path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
-    return pq.ParquetFile(source, memory_map=False).read()
+    return pq.ParquetFile(source, memory_map=False, page_checksum_verification=True).read()
 
 
 def part_files(run_dir: Folder, table: str) -> list[Folder]:
     """Return the parts of a table of a run, those apart that are being written."""
     return storage.inside(run_dir / "tables" / table, "[!.]*.parquet")
+
+
+def check_parts(run_dir: Folder) -> None:
+    """Refuse to go on with a run of which a part is damaged, or a round's rows are gone."""
+    there: dict[str, set[str]] = {}
+    ended: list[dict[str, Any]] = []
+    for table in tables.COLUMNS:
+        paths = part_files(run_dir, table)
+        there[table] = {path.stem for path in paths}
+        for path in paths:
+            try:
+                data = read_part(path)
+                if table == "stages":
+                    ended += [row | {"part": path.stem} for row in data.select(["rounds_run"]).to_pylist()]
+            except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+                raise arrays.damaged(path, error, START_ANEW) from None
+    for row in ended:
+        for table in ("rounds", "clients", "classes"):
+            lost = [n for n in range(1, row["rounds_run"] + 1) if round_stem(row["part"], n) not in there[table]]
+            if lost:
+                path = run_dir / "tables" / table / f"{round_stem(row['part'], lost[0])}.parquet"
+                raise BadInput("file", str(path), f"is gone, and with it rows of a finished round; {START_ANEW}")
+
+
+def round_stem(part: str, round_number: int) -> str:
+    """Return the name of a round's part of a phase."""
+    return f"{part}-{round_number:05d}"
 
 
 def file_name(name: str) -> str:
@@ -126,9 +155,17 @@ class TableWriter:
         try:
             found = read_part(path).drop_columns("run_id").to_pylist()
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise arrays.damaged(path, error, "run without --resume to start anew") from None
+            raise arrays.damaged(path, error, START_ANEW) from None
         rows: list[dict[str, Any]] = found
         return rows
+
+    def round_row(self, part: str) -> dict[str, Any]:
+        """Return the row of a round that was committed; the rows of its clients and classes must be there as well."""
+        for table in ("clients", "classes"):
+            if not self.has(table, part):
+                raise BadInput("file", str(self._path(table, part)), f"is gone; {START_ANEW}")
+        (row,) = self.read("rounds", part)
+        return row
 
     def _path(self, table: str, part: str) -> Folder:
         return self._folder / table / f"{file_name(part)}.parquet"
@@ -144,7 +181,7 @@ class TableWriter:
     def _write(self, table: str, part: str, rows: list[dict[str, Any]]) -> None:
         data = pa.Table.from_pylist(rows, schema=self._schemas[table])
         with storage.writing(self._path(table, part)) as file:
-            pq.write_table(data, file, compression="zstd")
+            pq.write_table(data, file, compression="zstd", write_page_checksum=True)
 
 
 def _now() -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from qdsim import results
 from qdsim.federation import RoundResult
 from qdsim.phases import Phase
 from qdsim.plan import Cell, SeedPlan
@@ -41,7 +42,7 @@ def part(named: Row) -> str:
 
 def round_part(named: Row, round_number: int) -> str:
     """Return the name of a round's part."""
-    return f"{part(named)}-{round_number:05d}"
+    return results.round_stem(part(named), round_number)
 
 
 def partition_rows(cell: Cell, seed_plan: SeedPlan) -> list[Row]:

@@ -7,8 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from qdsim.hyper import Stage
 
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+MOST = 10**9
+"""Counts beyond this are slips of the keyboard, and overflow what counts them."""
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+NotNegative = Annotated[int, Field(ge=0, le=MOST)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 SMALLEST_FRACTION = 0.0001
@@ -54,9 +57,9 @@ class PartitionSection(Section):
 class ModelSection(Section):
     """The ConvNet [W, N, A, P] x D."""
 
-    width: Positive = 128
+    width: Annotated[int, Field(ge=1, le=4096)] = 128
     """W."""
-    depth: Positive = 3
+    depth: Annotated[int, Field(ge=1, le=16)] = 3
     """D."""
 
 

@@ -22,6 +22,7 @@ from qdsim import params as P
 from qdsim.errors import BadInput
 from qdsim.federation import Executor
 from qdsim.history import History
+from qdsim.models import ConvNet
 from qdsim.params import Params
 from qdsim.phases import Phase
 from qdsim.plan import Cell, Plan, SeedPlan
@@ -64,6 +65,24 @@ def description(plan: Plan, cell: Cell, seed_plan: SeedPlan, phases: list[Phase]
     }
 
 
+def check_same(path: Folder, described: dict[str, Any]) -> None:
+    """Refuse to resume with a training of other bits: what was served before started from another model.
+
+    ``path`` holds what the training of this run was described as, and is written the first time.
+    """
+    now = json.loads(json.dumps(described))
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+            differing = [f"{k} (then {before.get(k)!r}, now {now[k]!r})" for k in now if before.get(k) != now[k]]
+        except (OSError, ValueError, AttributeError) as error:
+            raise arrays.damaged(path, error, results.START_ANEW) from None
+        if differing:
+            why = f"its training had other settings: {', '.join(differing)}; {results.START_ANEW}"
+            raise BadInput("--resume", str(path.parent.parent), why)
+    storage.write(path, json.dumps(now, indent=2, sort_keys=True).encode())
+
+
 class Store:
     """The states under one output directory."""
 
@@ -84,6 +103,7 @@ class Store:
             if json.loads((path / "state.json").read_text(encoding="utf-8")) != json.loads(json.dumps(described)):
                 raise ValueError("state.json describes another training")
             params = P.from_numpy(arrays.read(path / "params.npz", FIX))
+            ConvNet(**described["model"]).checked(params, path / "params.npz", FIX)
             history = History.from_arrays(arrays.read(path / "history.npz", FIX))
             stored = storage.inside(path / "tables", "[!.]*.parquet")
             rows = {file.stem: results.read_part(file).to_pylist() for file in stored}
@@ -109,6 +129,6 @@ class Store:
         for table, rows in trained.rows.items():
             data = pa.Table.from_pylist(rows, schema=tables.schema(table, ""))
             with storage.writing(path / "tables" / f"{table}.parquet") as file:
-                pq.write_table(data, file, compression="zstd")
+                pq.write_table(data, file, compression="zstd", write_page_checksum=True)
         storage.write(path / "state.json", json.dumps(described, indent=2, sort_keys=True).encode())
         return True

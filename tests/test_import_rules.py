@@ -58,10 +58,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "rows": (ALL, {"numpy"}),
     "progress": ({"qdsim.rows", "qdsim.forgetting", "qdsim.plan"}, set()),
     "checkpoint": (
-        {"qdsim.arrays", "qdsim.results", "qdsim.params", "qdsim.history", "qdsim.storage"},
+        {"qdsim.arrays", "qdsim.results", "qdsim.params", "qdsim.history", "qdsim.models", "qdsim.storage"},
         {"numpy"},
     ),
-    "footprint": ({"qdsim.params", "qdsim.plan"}, {"torch"}),
+    "footprint": ({"qdsim.plan"}, set()),
     "trained": (ALL, {"numpy", "pyarrow"}),
     "ray_cluster": ({"qdsim.sections", "qdsim.errors"}, {"ray"}),
     "ray_clients": (VALUES | {"qdsim.chaos", "qdsim.evaluation", "qdsim.hosts"}, {"ray", "numpy"}),

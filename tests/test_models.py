@@ -14,7 +14,7 @@ def test_number_of_parameters(channels, size, width, depth, expected):
     """The paper's two, and by hand for 8x8: 32·9+32, 64, 32·32·9+32, 64, 10·(32·2·2)+10."""
     model = ConvNet(channels, size, 10, width, depth)
     params = model.init(torch.Generator().manual_seed(0))
-    assert sum(tensor.numel() for tensor in params.values()) == expected
+    assert sum(tensor.numel() for tensor in params.values()) == model.num_params == expected
     images = torch.zeros(2, channels, size, size)
     assert model.forward(params, images).shape == (2, 10)
 

@@ -132,6 +132,31 @@ def test_a_damaged_part_is_said_and_not_read_over(tmp_path, monkeypatch):
         run(tmp_path, **SETTINGS, resume=True)
 
 
+def test_a_commit_of_another_model_is_not_taken(tmp_path, monkeypatch):
+    """The same job with W = 6 was stopped at the same place, and its commit copied here."""
+    for width in (4, 6):
+        with monkeypatch.context() as patch:
+            patch.setitem(SETTINGS, "model", {"width": width})
+            assert cut_off(tmp_path / str(width), monkeypatch, Checkpoint, "save", 2)
+    here, other = (next((tmp_path / width).glob("tiny-*/checkpoint/commit.npz")) for width in "46")
+    shutil.copy(other, here)
+    said = r"commit\.npz.*holds another model: conv0\.weight is \(6, 1, 3, 3\), here \(4, 1, 3, 3\); delete it"
+    with pytest.raises(BadInput, match=said):
+        run(tmp_path / "4", **SETTINGS, resume=True)
+
+
+def test_a_manifest_with_another_configuration_is_not_taken(tmp_path, monkeypatch):
+    """A learning rate was changed in manifest.json: what was served before had another."""
+    assert cut_off(tmp_path, monkeypatch, Checkpoint, "save", 2)
+    (path,) = tmp_path.glob("tiny-*/manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["config"]["recover"]["lr"] = 0.2
+    path.write_text(json.dumps(manifest))
+    refused = qdsim("resume", path.parent, "--engine", "inline")
+    assert refused.returncode == 2
+    assert "is not the one it began with" in refused.stderr
+
+
 def test_what_a_cut_off_write_left_is_swept_away(tmp_path, monkeypatch):
     """A temporary file of an attempt that is gone."""
     assert cut_off(tmp_path, monkeypatch, Checkpoint, "save", 2)
