@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from qdsim.errors import BadInput, CannotPlace, ClientFailed, Diverged, MissingData, QdsimError
+from qdsim.errors import BadInput, CannotPlace, ClientFailed, Diverged, MissingData, QdsimError, StorageFailed
 
 EXAMPLES = [
     (QdsimError("broken"), 1, "broken"),
@@ -23,6 +23,11 @@ EXAMPLES = [
         ClientFailed(7, "train", 3, "node a", "out of memory"),
         4,
         "client 7 failed in train, round 3, on node a: out of memory",
+    ),
+    (
+        StorageFailed("runs/x", "No space left on device", "free some"),
+        3,
+        "cannot write runs/x: No space left on device; free",
     ),
     (Diverged("loss is infinite"), 4, "loss is infinite"),
 ]
