@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qdsim import storage
-from qdsim.errors import BadInput, Interrupted, QdsimError
+from qdsim.errors import BadInput, CannotPlace, Interrupted, QdsimError
 
 app = typer.Typer(
     help="Simulate federated unlearning with QuickDrop on Ray.",
@@ -166,6 +166,9 @@ def main() -> None:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)  # what a command exits with, it returns
     except Interrupted as stop:
         _fail("interrupted; the rows written so far are kept", stop.exit_code)
+    except CannotPlace as error:
+        _print_nodes(error.nodes)
+        _fail(str(error), error.exit_code)
     except QdsimError as error:
         _fail(str(error), error.exit_code)
     except Exception as error:
@@ -175,6 +178,17 @@ def main() -> None:
         cause = str(error).splitlines()[0] if str(error) else ""
         _fail(f"internal error, {type(error).__name__}: {cause} (--debug shows the traceback)", 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_nodes(nodes: tuple[tuple[str, ...], ...]) -> None:
+    """Show what each node of the cluster offers, and how many of the actors it would hold."""
+    if nodes:
+        table = Table(box=None, pad_edge=False)
+        for column in ("node", "CPUs", "GPUs", "memory (GB)", "actors that fit"):
+            table.add_column(column, justify="left" if column == "node" else "right")
+        for row in nodes:
+            table.add_row(*row)
+        Console(stderr=True).print(table)
 
 
 def _fail(cause: str, code: int) -> NoReturn:

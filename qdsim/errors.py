@@ -63,9 +63,11 @@ class CannotPlace(QdsimError):
 
     exit_code = 3
 
-    def __init__(self, asked: str, found: str, fix: str):
-        super().__init__(asked, found, fix)
+    def __init__(self, asked: str, found: str, fix: str, nodes: tuple[tuple[str, ...], ...] = ()):
+        super().__init__(asked, found, fix, nodes)
         self.asked, self.found, self.fix = asked, found, fix
+        self.nodes = nodes
+        """Of each node: name, CPUs, GPUs, memory in GB, and how many actors it holds."""
 
     def __str__(self) -> str:
         """Say what was asked, what there is and which setting to change."""

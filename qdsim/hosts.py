@@ -100,6 +100,15 @@ def device_of(gpu_ids: list[str]) -> torch.device:
     return torch.device("cuda:0")
 
 
+def limit_memory(device: torch.device, share: float) -> None:
+    """Keep a process to its share of a GPU's memory: Ray divides GPUs by their names only.
+
+    What torch allocates is limited, not the context that CUDA makes for each process.
+    """
+    if device.type == "cuda" and 0 < share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 class ClientHost:
     """Keeps client states between rounds and runs client steps on them."""
 

@@ -10,15 +10,15 @@ from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from qdsim import ray_cluster
+from qdsim import estimate, ray_cluster
 from qdsim.errors import BadInput, CannotPlace, ClientFailed, StorageFailed
 from qdsim.hosts import Keep, tag
+from qdsim.layout import lay_out
 from qdsim.phases import Assignment
 from qdsim.plan import Plan
 from qdsim.ray_clients import ClientActor
+from qdsim.ray_placement import Room
 from qdsim.storage import Folder
 
 ACTOR_START_S = 30.0
@@ -90,12 +90,16 @@ class ActorPool:
     def __init__(self, plan: Plan, run_id: str, start_with: tuple[Any, ...], note: Callable[[str], None]):
         self._wanted, self._note, self._start_with = plan.job.cluster, note, start_with
         self._run_id = run_id
-        self._layout = ray_cluster.lay_out(plan.max_clients, self._wanted, ray_cluster.nodes())
+        self._layout = lay_out(
+            plan.max_clients, self._wanted, ray_cluster.nodes(), estimate.actor_bytes(plan), ray_cluster.most_gpus()
+        )
+        if self._wanted.gpus_per_client == "auto" and not self._layout.gpus:
+            note("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
         self.clients: list[list[int]] = [list(group) for group in self._layout.clients]
         """Of each actor."""
         self.wait_s = 0.0
         """Time spent waiting for calls."""
-        self._group = self._reserve(self._wanted.placement_timeout_s)
+        self._room = Room(self._layout, run_id, self._wanted.placement_timeout_s, note)
         self._actors = [self._start(actor) for actor in range(len(self.clients))]
         places = self._wait_for(self._actors)
         self.nodes, self.on_gpu = [node for node, _, _ in places], [kind == "cuda" for _, _, kind in places]
@@ -112,22 +116,21 @@ class ActorPool:
         return cls.options(
             num_cpus=self._layout.cpus,
             num_gpus=self._layout.gpus,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, actor),
-            name=f"clients-{group[0]}-{group[-1]}-{self._group.id.hex()[:8]}-{secrets.token_hex(2)}",
-        ).remote(*self._start_with)
+            memory=self._layout.memory_bytes,
+            scheduling_strategy=self._room.strategy(actor),
+            name=f"clients-{group[0]}-{group[-1]}-{self._run_id}-{secrets.token_hex(4)}",
+        ).remote(*self._start_with, self._layout.gpus)
 
-    def _reserve(self, timeout_s: float) -> Any:
-        layout = self._layout
-        with contextlib.suppress(ValueError):  # what a driver that was lost had reserved stays reserved
-            remove_placement_group(get_placement_group(self._run_id))
-        group = placement_group([layout.bundle] * len(self.clients), strategy="SPREAD", name=self._run_id)
-        if group.wait(timeout_s):
-            return group
-        remove_placement_group(group)
-        ask = f"{len(self.clients)} actors of {layout.bundle} each"
-        free = ray_cluster.free()
-        fix = "wait for other jobs to end, set cluster.clients_per_actor higher or cluster.gpus_per_client lower"
-        raise CannotPlace(ask, f"{free} free after {timeout_s:g} s (cluster.placement_timeout_s)", fix)
+    def _start_again(self, actor: int) -> Any:
+        """Start an actor at its place, or at another if its node turns out to be gone: Ray takes a while to notice."""
+        handle = self._start(actor)
+        ready = handle.describe.remote()
+        while not ray.wait([ready], timeout=POLL_S)[0]:
+            if not self._room.stands(actor):
+                ray.kill(handle)
+                self._room.move(actor)
+                return self._start(actor)
+        return handle
 
     def _wait_for(self, actors: list[Any]) -> list[tuple[str, str, str]]:
         """Return node, GPU and device of actors once they have started."""
@@ -227,7 +230,7 @@ class ActorPool:
         for _ in range(self._wanted.attempts):
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(self._actors[actor])
-            self._actors[actor] = self._start(actor)
+            self._actors[actor] = self._start_again(actor)
             node, _, kind = self._wait_for([self._actors[actor]])[0]
             self.nodes[actor], self.on_gpu[actor] = node, kind == "cuda"
             self.slots = self._count_slots()

@@ -8,7 +8,18 @@ from qdsim.chaos import Fault
 from qdsim.data import Pixels
 from qdsim.evaluation import Counts
 from qdsim.forgetting import Branch
-from qdsim.hosts import ClientHost, Images, Keep, Pick, Shard, Shown, device_of, keep_freed_memory, use_threads
+from qdsim.hosts import (
+    ClientHost,
+    Images,
+    Keep,
+    Pick,
+    Shard,
+    Shown,
+    device_of,
+    keep_freed_memory,
+    limit_memory,
+    use_threads,
+)
 from qdsim.hyper import Distillation
 from qdsim.models import ConvNet
 from qdsim.params import Arrays
@@ -29,12 +40,14 @@ class ClientActor:
         model: ConvNet,
         threads: int,
         micro_batch: int | str,
+        gpu_share: float,
     ):
         use_threads(threads)
         keep_freed_memory()
         context = ray.get_runtime_context()
         gpu_ids = context.get_accelerator_ids()["GPU"]
         device = device_of(gpu_ids)
+        limit_memory(device, gpu_share)
         self._node_id, self._gpu_id, self._device = context.get_node_id(), ",".join(gpu_ids), device.type
         compute = Compute(model, device, resolve_micro_batch(micro_batch, device))
         self._host = ClientHost(compute, Images(train, test, test_labels, pixels), self._node_id, self._gpu_id)

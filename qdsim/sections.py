@@ -197,6 +197,11 @@ class ClusterSection(Section):
     """Fraction of a GPU that an actor is pinned to; ``auto`` shares what there is, 0 without GPUs."""
     clients_per_actor: Positive | Literal["auto"] = 1
     """``auto`` packs clients where memory or GPUs do not suffice for an actor each."""
+    cpus_per_actor: Rate | Literal["auto"] = "auto"
+    """CPUs that Ray sets aside for an actor; ``auto``: half of them shared out, so that ten actors fit two cores. How
+    many steps run at once is decided by cores, whatever this says."""
+    memory_per_actor_gb: Rate | Literal["auto"] = "auto"
+    """Memory that Ray sets aside for an actor; ``auto``: an estimate from model and batch (see ``qdsim plan``)."""
     threads: Positive = 1
     """torch threads of each process."""
     micro_batch: Positive | Literal["auto"] = "auto"

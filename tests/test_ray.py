@@ -1,7 +1,6 @@
 """The same clients as Ray actors: the same bits, pinned, and never left out in silence."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,86 +12,12 @@ import pytest
 
 from qdsim.config import validate
 from qdsim.errors import CannotPlace, ClientFailed
-from qdsim.ray_cluster import Layout, Node, lay_out
 from qdsim.results import read_manifest
-from qdsim.sections import ClusterSection
 from tests.conftest import PROJECT
 from tests.runs import run, table
 
 KEYS = ["method", "request", "phase", "round"]
 EXACT = ["params_sha256", "test_accuracy", "forget_accuracy", "retain_accuracy", "samples", "bytes_up", "data_size"]
-
-
-def wanted(**changes):
-    return ClusterSection(**changes)
-
-
-def node(cpus=2.0, gpus=0, memory_bytes=16e9):
-    return Node("id", cpus, gpus, memory_bytes)
-
-
-def test_by_default_each_client_has_an_actor():
-    """Ten actors on two cores ask for a tenth of a core each, half of what there is."""
-    found = lay_out(10, wanted(), [node()])
-    assert found == Layout(tuple((i,) for i in range(10)), gpus=0.0, cpus=0.1)
-    assert found.bundle == {"CPU": 0.1}
-
-
-def test_packing_divides_clients_in_order():
-    """12 clients, 5 an actor: 5, 5 and 2."""
-    assert [len(group) for group in lay_out(12, wanted(clients_per_actor=5), [node()]).clients] == [5, 5, 2]
-
-
-def test_automatic_packing_counts_memory_and_gpus():
-    """100 clients: 8 GB take 14 actors of 400 MiB in 70 % of it, so 8 clients each; 2 GPUs take 16 at most."""
-    auto = wanted(clients_per_actor="auto")
-    assert len(lay_out(100, auto, [node(memory_bytes=8.0e9)]).clients) == 13
-    assert len(lay_out(100, auto, [node(gpus=2, memory_bytes=1e12)]).clients) == 15
-    assert len(lay_out(10, auto, [node(memory_bytes=1e12)]).clients) == 10
-
-
-def test_automatic_fractions_fill_the_gpus():
-    """10 actors on 2 GPUs: a fifth each; 3 on 2: a half, since a fraction never straddles two."""
-    assert lay_out(10, wanted(), [node(gpus=2)]).gpus == pytest.approx(0.2)
-    assert lay_out(3, wanted(), [node(gpus=1), node(gpus=1)]).gpus == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("clients", [1, 3, 7, 93, 99, 105, 186, 198])
-def test_automatic_fractions_always_fit(clients):
-    """1/n of a GPU fits n times, for n whose reciprocal rounds down as well."""
-    assert len(lay_out(clients, wanted(), [node(gpus=1)]).clients) == clients
-
-
-def test_gpus_decide_where_there_are_any():
-    """8 whole GPUs on a node with 2 CPUs, beside a node of 64 CPUs: the actors ask for next to no CPU."""
-    found = lay_out(8, wanted(), [node(cpus=64.0), node(cpus=2.0, gpus=8)])
-    assert found.bundle == {"CPU": 0.01, "GPU": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("fraction", "gpus", "fix"),
-    [
-        (0.4, 2, r"set cluster.gpus_per_client to 0.3333, or cluster.clients_per_actor to 2"),
-        (1.0, 0, r"set cluster.gpus_per_client to 0"),
-    ],
-)
-def test_what_cannot_fit_is_refused_with_a_fix_that_works(fraction, gpus, fix):
-    """5 actors of 0.4 on 2 GPUs: floor(1/0.4) = 2 fit each GPU, so 4 in all."""
-    with pytest.raises(CannotPlace, match=fix):
-        lay_out(5, wanted(gpus_per_client=fraction), [node(gpus=gpus)])
-    if gpus:
-        assert lay_out(5, wanted(gpus_per_client=0.3333), [node(gpus=gpus)])
-        assert lay_out(5, wanted(gpus_per_client=0.4, clients_per_actor=2), [node(gpus=gpus)])
-
-
-@pytest.mark.parametrize("clients", range(5, 60))
-def test_both_advised_fixes_work_for_any_number_of_clients(clients):
-    """On two GPUs at a half each, four actors fit; what the message says to set is then accepted."""
-    with pytest.raises(CannotPlace) as caught:
-        lay_out(clients, wanted(gpus_per_client=0.5), [node(gpus=2)])
-    fraction, packed = re.findall(r"to (0\.\d+), or cluster\.clients_per_actor to (\d+)", caught.value.fix)[0]
-    assert len(lay_out(clients, wanted(gpus_per_client=float(fraction)), [node(gpus=2)]).clients) == clients
-    assert lay_out(clients, wanted(gpus_per_client=0.5, clients_per_actor=int(packed)), [node(gpus=2)])
 
 
 @pytest.fixture(scope="module")

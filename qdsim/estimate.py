@@ -1,0 +1,149 @@
+"""How long a plan takes and what it needs, from a few measured costs. Values in, values out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdsim.algorithms import distillation
+from qdsim.footprint import FLOAT_BYTES, model_bytes, synthetic_bytes
+from qdsim.layout import Layout
+from qdsim.models import ConvNet
+from qdsim.phases import CPU_MICRO_BATCH, WHOLE_BATCH, Phase
+from qdsim.plan import Cell, Plan, SeedPlan
+from qdsim.rows import SHARED
+
+PROCESS_BYTES = 350 * 2**20
+"""Private memory of a process that has imported torch and Ray: 307 MB were measured before any tensor."""
+ACTIVATION_COPIES = 13
+"""Of a micro-batch's activations that a step holds at its peak: 9 to 13 were measured, for W = 32 and 128."""
+MODEL_COPIES = 6
+"""The global model, θ_i, a gradient, the delta, and room for two more."""
+CUDA_BYTES = 400 * 2**20
+"""What a process takes of a GPU before any tensor."""
+ROUND_S = 0.2
+"""Of a round beside steps and evaluation: selection, averaging, rows, the commit."""
+START_S = 20.0
+"""From the command to the first round: Ray, actors, data."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that a core, or a GPU, takes for one sample."""
+
+    gradient_s: float
+    """Of a plain step."""
+    learning_s: float
+    """Of a training step, whose gradients are formed class by class."""
+    matching_s: float
+    """A synthetic image in a matching step."""
+    evaluation_s: float
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """What a phase is expected to take."""
+
+    cell: str
+    seed: int
+    method: str
+    request: str
+    phase: str
+    rounds: int
+    waves: float
+    """How often a lane is used in a round."""
+    wall_s: float
+
+
+def activation_bytes(model: ConvNet) -> int:
+    """Return what one image's feature maps take, once over."""
+    first = model.size + 2 * model.first_padding - 2
+    return FLOAT_BYTES * model.width * sum((first >> block) ** 2 for block in range(model.depth))
+
+
+def actor_bytes(plan: Plan) -> int:
+    """Return the memory that an actor is expected to take for itself; images are shared, and not in it."""
+    return PROCESS_BYTES + _working_bytes(plan, CPU_MICRO_BATCH)
+
+
+def gpu_bytes(plan: Plan) -> int:
+    """Return the GPU memory that an actor is expected to take: the whole batch at once, unless the job says less."""
+    return CUDA_BYTES + _working_bytes(plan, WHOLE_BATCH)
+
+
+def _working_bytes(plan: Plan, micro_batch: int) -> int:
+    """Return what steps need, and the synthetic sets that an actor holds, in the largest cell."""
+    most = 0
+    for cell, seed_plan in plan.federations():
+        hyper, cluster = cell.hyper, cell.job.cluster
+        largest = max(stage.batch_size for stage in (hyper.train, hyper.unlearn, hyper.recover, hyper.relearn))
+        batch = min(cluster.micro_batch if isinstance(cluster.micro_batch, int) else micro_batch, largest)
+        step = ACTIVATION_COPIES * activation_bytes(cell.model) * batch + MODEL_COPIES * model_bytes(cell)
+        packed = cluster.clients_per_actor if isinstance(cluster.clients_per_actor, int) else 1
+        share = min(1.0, packed / len(seed_plan.labels))
+        most = max(most, step + int(share * synthetic_bytes(cell, seed_plan)))
+    return most
+
+
+def client_seconds(cell: Cell, phase: Phase, method: str, at: SeedPlan, costs: Costs) -> np.ndarray:
+    """Return how long each client's step of a round takes."""
+    stage, sizes = phase.stage, cell.sizes(phase, at)
+    batch = np.minimum(sizes, stage.batch_size).astype(float)
+    synthetic = at.partition.synthetic_counts(cell.hyper.synthetic.scale).sum(1)
+    if phase.name == "finetune":
+        real = np.minimum(at.partition.counts, stage.batch_size).sum(1)
+        matched = costs.learning_s * real + costs.matching_s * synthetic
+        descents = (distillation.FINETUNE_STEPS - 1) * distillation.FINETUNE_EPOCHS
+        return np.asarray(distillation.FINETUNE_STEPS * matched + descents * costs.gradient_s * synthetic)
+    if phase.learns:
+        settings = cell.hyper.synthetic
+        matched = np.minimum(synthetic, settings.batch) * settings.steps if settings.matching else 0 * synthetic
+        return np.asarray(stage.steps * (costs.learning_s * batch + costs.matching_s * matched))
+    if method == "fump" and phase.name == "unlearn":  # it looks at every sample once
+        return np.asarray(costs.evaluation_s * sizes)
+    return np.asarray(stage.steps * costs.gradient_s * batch)
+
+
+def phase_times(plan: Plan, layout: Layout, lanes: int, costs: Costs) -> list[PhaseTime]:
+    """Return every phase of the plan with its expected duration, no training found again."""
+    found = []
+    for cell, at in plan.federations():
+        for phase in cell.training():
+            found.append(_phase_time(plan, cell, at, SHARED, "", phase, layout, lanes, costs))
+    for task in plan.tasks():
+        request = task.branch.label
+        for phase in task.phases():
+            time = _phase_time(plan, task.cell, task.seed_plan, task.method, request, phase, layout, lanes, costs)
+            found.append(time)
+    return found
+
+
+def _phase_time(
+    plan: Plan,
+    cell: Cell,
+    at: SeedPlan,
+    method: str,
+    request: str,
+    phase: Phase,
+    layout: Layout,
+    lanes: int,
+    costs: Costs,
+) -> PhaseTime:
+    seconds = client_seconds(cell, phase, method, at, costs) * phase.stage.participation
+    # a client stays with its actor: a round is as long as the busiest one, or as all of them shared out over the lanes
+    actors = [seconds[[i for i in group if i < len(seconds)]].sum() for group in layout.clients]
+    steps_s = max(seconds.sum() / lanes, *actors)
+    side_by_side = min(lanes, len(layout.clients))
+    tested = len(plan.test_labels)
+    a_round_s = steps_s + costs.evaluation_s * tested / side_by_side + ROUND_S
+    # at the end of a request's phase every client looks at its own data as well
+    own_s = costs.evaluation_s * int(at.partition.counts.sum()) / side_by_side if request else 0.0
+    takes_part = int((seconds > 0).sum() * phase.stage.participation + 0.5)
+    wall_s = phase.stage.rounds * a_round_s + own_s
+    waves = takes_part / side_by_side
+    return PhaseTime(cell.label, at.seed, method, request, phase.name, phase.stage.rounds, waves, wall_s)
+
+
+def total_s(times: Iterable[PhaseTime]) -> float:
+    """Return the whole duration, start-up included."""
+    return START_S + sum(time.wall_s for time in times)

@@ -1,0 +1,191 @@
+"""Which clients share an actor, what each actor asks of its node, and whether it all fits. No Ray here.
+
+All actors of a run ask for the same, so what a node holds is the least that any of its resources allows. A fraction of
+a GPU never straddles two of them: floor(1/f) actors fit each GPU, and Σ floor(1/f) the node, not floor(GPUs/f).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from qdsim.errors import CannotPlace
+from qdsim.sections import ClusterSection
+
+ACTOR_BYTES = 400 * 2**20
+"""What an actor with torch takes before it holds anything: 330 MB were measured, the rest is slack."""
+TOKEN_CPU = 0.01
+MOST_ACTORS_PER_GPU = 8
+"""Automatic packing: each process on a GPU costs 300 to 400 MB of it before any tensor."""
+UNIT = 10_000
+"""Ray counts CPUs and GPUs in steps of 1/10,000, and cuts off what is finer."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node of the cluster offers."""
+
+    node_id: str
+    cpus: float
+    gpus: float
+    """Whole ones; of what is free at the moment, the rest may be a fraction."""
+    memory_bytes: float
+    """0 where it is not known: then memory does not limit."""
+    name: str = ""
+
+    def holds(self, gpus: float, cpus: float, memory_bytes: float) -> int:
+        """Return how many actors of such a size fit this node."""
+        limits = []
+        if gpus:
+            whole, rest = divmod(_units(self.gpus), UNIT)
+            each = max(1, _units(gpus))
+            limits.append(whole * (UNIT // each) + rest // each)
+        if cpus:
+            limits.append(_units(self.cpus) // max(1, _units(cpus)))
+        if memory_bytes and self.memory_bytes:
+            limits.append(int(self.memory_bytes // memory_bytes))
+        return min(limits, default=0)
+
+
+def _units(quantity: float) -> int:
+    """Return a quantity as Ray counts it."""
+    return int(quantity * UNIT)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which clients share an actor, and what each actor asks of its node."""
+
+    clients: tuple[tuple[int, ...], ...]
+    gpus: float
+    cpus: float
+    memory_bytes: int = ACTOR_BYTES
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Return one actor's resources, as Ray names them."""
+        asked = {"CPU": self.cpus, "memory": float(self.memory_bytes)}
+        return asked | ({"GPU": self.gpus} if self.gpus else {})
+
+    def held_by(self, nodes: Sequence[Node]) -> list[int]:
+        """Return how many of these actors fit each node."""
+        return [node.holds(self.gpus, self.cpus, self.memory_bytes) for node in nodes]
+
+    def fits(self, nodes: Sequence[Node]) -> bool:
+        """Tell whether all of them fit."""
+        return sum(self.held_by(nodes)) >= len(self.clients)
+
+    def table(self, nodes: Sequence[Node]) -> tuple[tuple[str, ...], ...]:
+        """Return of each node its name, CPUs, GPUs, memory in GB, and how many of these actors it holds."""
+        rows = []
+        for node, held in zip(nodes, self.held_by(nodes), strict=True):
+            memory = f"{node.memory_bytes / 1e9:.1f}"
+            rows.append((node.name or node.node_id[:8], f"{node.cpus:g}", f"{node.gpus:g}", memory, str(held)))
+        return tuple(rows)
+
+    def __str__(self) -> str:
+        """Say what is asked for."""
+        each = [f"{self.gpus:g} GPU"] if self.gpus else []
+        each += [f"{self.cpus:g} CPU", f"{self.memory_bytes / 1e9:.2g} GB"]
+        return f"{len(self.clients)} actors of {', '.join(each)} each"
+
+
+def lay_out(
+    clients: int, wanted: ClusterSection, nodes: Sequence[Node], actor_bytes: int = ACTOR_BYTES, gpus: int | None = None
+) -> Layout:
+    """Divide clients into actors and choose each actor's share of a node; refuse what does not fit.
+
+    ``actor_bytes`` is what an actor is expected to take. ``gpus``: how many an autoscaler may come to; then nothing
+    is refused, since nodes are still to come.
+    """
+    there = int(sum(node.gpus for node in nodes))
+    may_grow = gpus is not None
+    total = max(there, gpus or 0)
+    if isinstance(wanted.clients_per_actor, int):
+        found = _at(wanted.clients_per_actor, clients, wanted, nodes, actor_bytes, total)
+        if may_grow or found.fits(nodes):
+            return found
+        raise _refusal(found, clients, wanted, nodes, actor_bytes, total)
+    for per_actor in range(1, clients + 1):
+        found = _at(per_actor, clients, wanted, nodes, actor_bytes, total)
+        crowded = wanted.gpus_per_client == "auto" and total and len(found.clients) > total * MOST_ACTORS_PER_GPU
+        if not crowded and (may_grow or found.fits(nodes)):
+            return found
+    raise _refusal(found, clients, wanted, nodes, actor_bytes, total)
+
+
+def assign(layout: Layout, nodes: Sequence[Node], count: int) -> list[int] | None:
+    """Return the node of each of so many actors, spread as evenly as they fit; None where they do not."""
+    room = layout.held_by(nodes)
+    if sum(room) < count:
+        return None
+    given = [0] * len(nodes)
+    chosen = []
+    for _ in range(count):
+        node = min((i for i, left in enumerate(room) if left > given[i]), key=lambda i: given[i])
+        given[node] += 1
+        chosen.append(node)
+    return chosen
+
+
+def _at(
+    per_actor: int, clients: int, wanted: ClusterSection, nodes: Sequence[Node], actor_bytes: int, gpus: int
+) -> Layout:
+    """Return the layout with so many clients in an actor."""
+    groups = tuple(tuple(range(i, min(i + per_actor, clients))) for i in range(0, clients, per_actor))
+    if wanted.gpus_per_client == "auto":
+        fraction = 1 / -(-len(groups) // gpus) if gpus else 0.0
+    else:
+        fraction = float(wanted.gpus_per_client)
+    if isinstance(wanted.cpus_per_actor, float):
+        cpus = wanted.cpus_per_actor
+    else:
+        # where GPUs decide who sits where, CPUs must not: the node with the GPUs may have few of them
+        share = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
+        cpus = max(TOKEN_CPU, int(share * 100) / 100)
+    asked = wanted.memory_per_actor_gb
+    memory_bytes = int(asked * 1e9) if isinstance(asked, float) else actor_bytes
+    return Layout(groups, fraction, cpus, memory_bytes)
+
+
+def _refusal(
+    found: Layout, clients: int, wanted: ClusterSection, nodes: Sequence[Node], actor_bytes: int, gpus: int
+) -> CannotPlace:
+    """Say what was asked, what each node holds, and a change of the settings that was tried here and fits."""
+    held = found.held_by(nodes)
+    cpus, memory = sum(n.cpus for n in nodes), sum(n.memory_bytes for n in nodes)
+    has = f"{gpus} GPUs, {cpus:g} CPUs and {memory / 1e9:.1f} GB on {len(nodes)} nodes, which hold {sum(held)}"
+    return CannotPlace(str(found), has, _fix(found, clients, wanted, nodes, actor_bytes, gpus), found.table(nodes))
+
+
+def _fix(
+    found: Layout, clients: int, wanted: ClusterSection, nodes: Sequence[Node], actor_bytes: int, gpus: int
+) -> str:
+    """Return changes of one setting that were tried and fit; else the settings that ask for too much."""
+
+    def fits(per_actor: int, **changes: float | str) -> bool:
+        changed = wanted.model_copy(update=changes)
+        return _at(per_actor, clients, changed, nodes, actor_bytes, gpus).fits(nodes)
+
+    per_actor = len(found.clients[0])
+    ways = []
+    packed = next((n for n in range(per_actor + 1, clients + 1) if fits(n)), None)
+    if packed is not None:
+        ways.append(f"cluster.clients_per_actor to {packed}")
+    smaller = UNIT // max(1, math.ceil(len(found.clients) / gpus)) / UNIT if gpus else 0.0
+    if found.gpus and fits(per_actor, gpus_per_client=smaller):
+        ways.append(f"cluster.gpus_per_client to {smaller:g}")
+    for setting in ("cpus_per_actor", "memory_per_actor_gb"):
+        if not ways and getattr(wanted, setting) != "auto" and fits(per_actor, **{setting: "auto"}):
+            ways.append(f'cluster.{setting} to "auto"')
+    if ways:
+        return f"set {', or '.join(ways)}"
+    lacking = [
+        name
+        for name, alone in {
+            "GPUs": replace(found, cpus=0.0, memory_bytes=0),
+            "CPUs": replace(found, gpus=0.0, memory_bytes=0),
+            "memory": replace(found, gpus=0.0, cpus=0.0),
+        }.items()
+        if not alone.fits(nodes)
+    ]
+    return f"no single setting of [cluster] mends that: there is too little of {' and '.join(lacking) or 'everything'}"

@@ -1,0 +1,97 @@
+"""Room for a run's actors on the cluster: placement groups, each bundle bound to the node that was counted for it.
+
+Left to itself Ray spreads bundles by the sum of a node's GPUs: it may choose a node with 0.7 of a GPU free, 0.35 on each
+of two, for a bundle of 0.65, and wait for ever. :mod:`qdsim.layout` counts GPU by GPU, so bundles go where it says.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ray.autoscaler.sdk import request_resources
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from qdsim import ray_cluster
+from qdsim.errors import CannotPlace
+from qdsim.layout import Layout, assign
+
+SAY_EVERY_S = 10.0
+"""How often a user hears that there is no room yet."""
+PLACE_S = 10.0
+"""Bundles that were counted to fit are placed within this time, or somebody else was faster."""
+LOOK_EVERY_S = 1.0
+
+
+class Room:
+    """The places that a run holds: one for each actor."""
+
+    def __init__(self, layout: Layout, run_id: str, timeout_s: float, note: Callable[[str], None]):
+        self._layout, self._run_id, self._timeout_s, self._note = layout, run_id, timeout_s, note
+        self._moves = 0
+        self._give_back()
+        grows = ray_cluster.most_gpus() is not None
+        if grows:
+            request_resources(bundles=[layout.bundle] * len(layout.clients))
+        try:
+            group, self.nodes = self._reserve(len(layout.clients), run_id)
+        finally:
+            if grows:
+                request_resources(bundles=[])
+        self._places = [(group, i) for i in range(len(layout.clients))]
+
+    def _give_back(self) -> None:
+        """Give up what a driver that was lost had reserved: it would stay reserved."""
+        for hex_id, group in placement_group_table().items():
+            if group["name"].partition("/")[0] == self._run_id and group["state"] != "REMOVED":
+                with contextlib.suppress(ValueError):
+                    remove_placement_group(_handle(hex_id))
+
+    def strategy(self, actor: int) -> Any:
+        """Return what binds an actor to its place."""
+        return PlacementGroupSchedulingStrategy(*self._places[actor])
+
+    def stands(self, actor: int) -> bool:
+        """Tell whether the node of an actor's place is still there."""
+        return self.nodes[actor] in {node.node_id for node in ray_cluster.nodes()}
+
+    def move(self, actor: int) -> None:
+        """Find another place for an actor whose node is gone."""
+        self._moves += 1
+        group, (node,) = self._reserve(1, f"{self._run_id}/moved-{self._moves}")
+        self._places[actor], self.nodes[actor] = (group, 0), node
+
+    def _reserve(self, count: int, name: str) -> tuple[Any, list[str]]:
+        """Reserve bundles as soon as there is room for all of them; give up after the time that the job allows."""
+        layout = self._layout
+        began_s = said_s = time.monotonic()
+        while True:
+            free = ray_cluster.free_nodes()
+            chosen = assign(layout, free, count)
+            if chosen is not None:
+                nodes = [free[i].node_id for i in chosen]
+                where = [{"ray.io/node-id": node} for node in nodes]
+                group = placement_group([layout.bundle] * count, "SPREAD", name=name, bundle_label_selector=where)
+                if group.wait(PLACE_S):
+                    return group, nodes
+                remove_placement_group(group)
+            now_s = time.monotonic()
+            if now_s - began_s > self._timeout_s:
+                fix = (
+                    "wait for other jobs to end, set cluster.clients_per_actor higher or cluster.gpus_per_client lower"
+                )
+                found = f"{ray_cluster.free()} free after {self._timeout_s:g} s (cluster.placement_timeout_s)"
+                raise CannotPlace(str(layout), found, fix, layout.table(ray_cluster.nodes()))
+            if now_s - said_s > SAY_EVERY_S:
+                said_s = now_s
+                left_s = self._timeout_s - (now_s - began_s)
+                self._note(f"waiting for room for {layout}: {ray_cluster.free()} free, giving up in {left_s:.0f} s")
+            time.sleep(LOOK_EVERY_S)
+
+
+def _handle(hex_id: str) -> Any:
+    from ray import PlacementGroupID
+    from ray.util.placement_group import PlacementGroup
+
+    return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))
