@@ -28,7 +28,7 @@ def free_nodes() -> list[Node]:
     """Return the nodes that are alive, each with what nobody holds of it at the moment."""
     from ray._private.state import available_resources_per_node
 
-    free = available_resources_per_node()
+    free = available_resources_per_node()  # type: ignore[no-untyped-call]
     found = []
     for node in nodes():
         has = free.get(node.node_id, {})

@@ -1,7 +1,7 @@
 """Room for a run's actors on the cluster: placement groups, each bundle bound to the node that was counted for it.
 
-Left to itself Ray spreads bundles by the sum of a node's GPUs: it may choose a node with 0.7 of a GPU free, 0.35 on each
-of two, for a bundle of 0.65, and wait for ever. :mod:`qdsim.layout` counts GPU by GPU, so bundles go where it says.
+Left to itself Ray spreads bundles by the sum of a node's GPUs: for one of 0.65 it may choose a node with 0.7 free, 0.35
+on each of two GPUs, and wait for ever. :mod:`qdsim.layout` counts GPU by GPU, so bundles go where it says.
 """
 
 import contextlib

@@ -84,7 +84,7 @@ def test_where_a_lost_clients_state_is_found():
     home.finish(0)
     assert home.reached() == {0: "0-00002", 1: "0-00001"}
     assert home.at_round(None, second) is home
-    assert home.at_round("", second).nowhere
+    assert home.at_round("nowhere", second).nowhere
     settled = Home(base="stored").at_round(None, second)
     settled.finish(0)
     assert settled.reached() == {}
