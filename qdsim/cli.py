@@ -1,4 +1,4 @@
-"""``qdsim run | resume | verify | show | jobs``. The only file that reads arguments, prints errors or exits."""
+"""The commands: ``qdsim --help``. The only file that reads arguments, prints errors or exits."""
 
 import signal
 import sys
@@ -24,6 +24,9 @@ app = typer.Typer(
 # declared for --help; main reads it from the arguments, since an error may come before they are parsed
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
+JOB = Annotated[Path, typer.Argument(metavar="JOB", help="A job file, for example jobs/quickstart.toml.")]
+SET = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")]
+PROFILE = Annotated[str | None, typer.Option(help="A named set of overrides: laptop or smoke.")]
 ENGINE = Annotated[Literal["ray", "inline"], typer.Option(help="inline: no Ray, this process only, on the CPU.")]
 ADDRESS = Annotated[
     str | None,
@@ -38,11 +41,9 @@ CHAOS = Annotated[
 
 @app.command()
 def run(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, for example jobs/quickstart.toml.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
-    ] = None,
-    profile: Annotated[str | None, typer.Option(help="A named set of overrides: laptop or smoke.")] = None,
+    job: JOB,
+    overrides: SET = None,
+    profile: PROFILE = None,
     out: Annotated[str, typer.Option(help="Where run directories are made: a path, or a URI such as s3://…")] = "runs",
     engine: ENGINE = "ray",
     address: ADDRESS = None,
@@ -120,6 +121,48 @@ def verify(
     found = difference(storage.folder(first), storage.folder(second))
     print(found or "equal")
     raise typer.Exit(1 if found else 0)
+
+
+@app.command()
+def plan(
+    job: JOB,
+    overrides: SET = None,
+    profile: PROFILE = None,
+    address: ADDRESS = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Plan for a machine with so many GPUs instead.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of each, for example 24GB.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of that machine; 8 for each GPU by default.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Its memory; 64GB for each GPU by default.")] = None,
+    debug: DEBUG = False,
+) -> None:
+    """Say whether a job fits, how its clients will sit, and how long it will take; nothing is run but a probe."""
+    from qdsim import config, launch, planner, prospect
+
+    loaded = config.load(job, profile=profile, overrides=overrides)
+    if gpus is not None:
+        machines = planner.imagined(gpus, gpu_memory, cpus, memory)
+        outlook = planner.look_ahead(loaded, machines, planner.assumed if gpus else planner.measured_here)
+    elif address is not None:
+        outlook = launch.look_ahead_on_ray(loaded, address)
+    else:
+        outlook = planner.look_ahead(loaded, planner.this_machine(), planner.measured_here)
+    prospect.print_outlook(Console(), outlook, assumed=bool(gpus))
+
+
+@app.command()
+def status(run: RUN, debug: DEBUG = False) -> None:
+    """Say where a run is, from its files alone."""
+    from qdsim import watch
+
+    watch.print_status(Console(), storage.folder(run))
+
+
+@app.command()
+def top(run: RUN, debug: DEBUG = False) -> None:
+    """Watch a run from its files alone, until it is over."""
+    from qdsim import watch
+
+    watch.top(Console(), storage.folder(run))
 
 
 @app.command()

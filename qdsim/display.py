@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qdsim import summary
+from qdsim.pace import Pace
 from qdsim.storage import Folder
 
 if TYPE_CHECKING:  # neither is needed to show a finished run, and both bring torch
@@ -35,7 +36,7 @@ class Display:
         self._live: Live | None = None
         self._began_s = time.monotonic()
         self._last: Progress | None = None
-        self._marks: list[tuple[float, float]] = []
+        self._pace = Pace()
         self._score = ""
         self._tasks: list[str] = []
         self._ended: dict[int, str] = {}
@@ -61,7 +62,7 @@ class Display:
         job = plan.job
         samples = int(plan.cells[0].seeds[0].partition.counts.sum())
         swept = f"{len(plan.cells)} cells of {', '.join(job.sweep)}, " if job.sweep else ""
-        self._tasks = [_who(t.cell.label, t.seed_plan.seed, t.method, t.branch.label) for t in plan.tasks()]
+        self._tasks = [who(t.cell.label, t.seed_plan.seed, t.method, t.branch.label) for t in plan.tasks()]
         self._console.print(
             f"{job.name}: {job.data.dataset}, {job.partition.clients} clients, {samples:,} samples, {swept}"
             f"seeds {list(job.seeds)}, methods {', '.join(job.methods)}",
@@ -77,47 +78,39 @@ class Display:
             self._line(now_s, f"note: {event.note}")
             return
         self._last = event
-        if not self._marks or event.share_done > self._marks[-1][1]:
-            self._marks = [*self._marks[-20:], (now_s, event.share_done)]
+        self._pace.mark(event.share_done)
         if event.note:
             self._line(now_s, f"note: {event.note}")
         if event.finished:
             if event.row is None:
-                self._marks = []  # what was passed over tells nothing of the speed
+                self._pace.forget()
             self._finish(event, now_s)
         elif event.row is not None:
-            self._score = f"{_scores(event.row)}, {event.row['wall_s']:.1f} s"
+            self._score = f"{percent_scores(event.row)}, {event.row['wall_s']:.1f} s"
             if self._live is None or event.phase_ended:
-                left = self._left_s() if self._live is None else None  # the live screen says it already
-                tail = f", {_duration(left)} left" if left is not None else ""
+                left = self._pace.left_s() if self._live is None else None  # the live screen says it already
+                tail = f", {duration(left)} left" if left is not None else ""
                 self._line(now_s, f"{_place(event)}: {self._score}{tail}")
 
     def _finish(self, event: Progress, now_s: float) -> None:
         """Note that a task has ended; a training that was found ready, or a task done before a resume, is said too."""
         if event.task < 0:
-            self._line(now_s, f"{_who(event.cell, event.seed, event.method, '')} {event.phase}: done before, reused")
+            self._line(now_s, f"{who(event.cell, event.seed, event.method, '')} {event.phase}: done before, reused")
             return
         without = "done before" if event.phase else "nothing left to train on"
-        self._ended[event.task] = _scores(event.row) if event.row else without
+        self._ended[event.task] = percent_scores(event.row) if event.row else without
         if self._live is None:
             said = f"{len(self._ended)}/{len(self._tasks)} done, {self._tasks[event.task]}: {self._ended[event.task]}"
             self._line(now_s, said)
 
     def _line(self, now_s: float, text: str) -> None:
-        self._console.print(f"[{_duration(now_s - self._began_s):>7}] {text}", highlight=False, soft_wrap=True)
-
-    def _left_s(self) -> float | None:
-        """Guess the time left from the rate of the last rounds."""
-        if len(self._marks) < 2:
-            return None
-        (then_s, then), (last_s, last) = self._marks[0], self._marks[-1]
-        return (1 - last) * (last_s - then_s) / (last - then) if last > then else None
+        self._console.print(f"[{duration(now_s - self._began_s):>7}] {text}", highlight=False, soft_wrap=True)
 
     def _render(self) -> Group:
         event = self._last
         if event is None:
-            return Group(Text(f"starting, {_duration(time.monotonic() - self._began_s)}"))
-        left = self._left_s()
+            return Group(Text(f"starting, {duration(time.monotonic() - self._began_s)}"))
+        left = self._pace.left_s()
         bars = Table.grid(padding=(0, 1))
         bars.add_row("run", ProgressBar(total=1.0, completed=event.share_done, width=40), f"{event.share_done:4.0%}")
         bars.add_row(
@@ -125,8 +118,8 @@ class Display:
             ProgressBar(total=max(event.clients, 1), completed=event.clients_done, width=40),
             f"{event.clients_done}/{event.clients} clients",
         )
-        spent = _duration(time.monotonic() - self._began_s)
-        ahead = f"{_duration(left)} left" if left is not None else "time left not known yet"
+        spent = duration(time.monotonic() - self._began_s)
+        ahead = f"{duration(left)} left" if left is not None else "time left not known yet"
         now = Text(f"{_place(event)}   {self._score}", style="bold")
         return Group(self._plan(event), now, bars, Text(f"{spent} spent, {ahead}"))
 
@@ -151,16 +144,18 @@ class Display:
         return table
 
 
-def _who(cell: str, seed: int, method: str, request: str) -> str:
+def who(cell: str, seed: int, method: str, request: str) -> str:
+    """Return whose phase it is."""
     return " ".join(name for name in (cell, f"seed {seed}", method, request) if name)
 
 
 def _place(event: Progress) -> str:
-    who = _who(event.cell, event.seed, event.method, event.request)
-    return f"{who} {event.phase} {event.round_number}/{event.rounds}"
+    named = who(event.cell, event.seed, event.method, event.request)
+    return f"{named} {event.phase} {event.round_number}/{event.rounds}"
 
 
-def _scores(row: Mapping[str, Any]) -> str:
+def percent_scores(row: Mapping[str, Any]) -> str:
+    """Return a round's accuracies."""
     parts = [f"test {row['test_accuracy']:.1%}"]
     for name, key in (("F-Set", "forget_accuracy"), ("R-Set", "retain_accuracy")):
         if row.get(key) is not None:
@@ -168,7 +163,8 @@ def _scores(row: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time as people say it."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -8,14 +8,14 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
-from qdsim import __version__, arrays, data, footprint, lock, ray_environment, results, storage
+from qdsim import __version__, arrays, data, footprint, lock, planner, ray_environment, results, storage
 from qdsim.algorithms import METHODS
 from qdsim.chaos import Chaos, Fault
 from qdsim.config import Job
@@ -25,7 +25,9 @@ from qdsim.federation import InlineExecutor
 from qdsim.hosts import ClientHost, Images, keep_freed_memory, use_threads
 from qdsim.phases import Compute, resolve_micro_batch
 from qdsim.plan import Cell, Plan, make
+from qdsim.planner import Machines, Outlook
 from qdsim.progress import Progress
+from qdsim.status import Recorder
 from qdsim.storage import Folder
 
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
@@ -114,14 +116,16 @@ def run(
         manifest = results.Manifest.reopen(run_dir, **described) if earlier else results.Manifest(run_dir, described)
         images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
         del dataset
-        with _recorded(manifest, run_dir):
+        recorder = Recorder(run_dir, len(plan.tasks()))
+        with _recorded(manifest, run_dir), closing(recorder):
             _save_partitions(plan, run_dir)
             begin(plan, run_dir)
+            told = _telling(emit, recorder.take)
             if engine == "inline":
                 with interruptible(at_once=True):
-                    _run_inline(plan, run_dir, owner, images, emit)
+                    _run_inline(plan, run_dir, owner, images, told)
             else:
-                _run_on_ray(plan, run_dir, owner, images, list(faults), emit, address)
+                _run_on_ray(plan, run_dir, owner, images, list(faults), told, address)
         for fault in Chaos(list(faults), run_dir).spared():
             emit(Progress.note_only(f"--chaos {str(fault)!r} never struck: nobody was there in that phase and round"))
         manifest.finish("done", exit_code=0)
@@ -209,6 +213,27 @@ def _run_on_ray(
     ):
         early.check()
         run_on_ray(plan, run_dir, owner, images, faults, _striking(emit, Chaos(faults, run_dir)), stop.check)
+
+
+def look_ahead_on_ray(job: Job, address: str) -> Outlook:
+    """Plan a job for a running cluster, and measure one client's steps there."""
+    ray_environment.prepare(address)
+    from qdsim import ray_cluster, ray_probe
+
+    with ray_cluster.connected(job.cluster, address):
+        nodes = ray_cluster.nodes()
+        machines = Machines(nodes, None, f"the cluster at {address}: {len(nodes)} nodes")
+        return planner.look_ahead(job, machines, ray_probe.measured_on)
+
+
+def _telling(*listeners: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """Pass events on to several."""
+
+    def tell(event: Progress) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return tell
 
 
 def _striking(emit: Callable[[Progress], None], chaos: Chaos) -> Callable[[Progress], None]:

@@ -51,6 +51,12 @@ def held(run_dir: Folder) -> Iterator[str]:
             path.unlink(missing_ok=True)
 
 
+def is_held(run_dir: Folder) -> bool:
+    """Tell whether somebody alive owns a run."""
+    owner = _read(run_dir / "lock.json")
+    return owner is not None and _alive(owner, run_dir / "lock.json")
+
+
 def check(run_dir: Folder, name: str) -> None:
     """Refuse to go on for an owner that somebody else has taken over from.
 

@@ -53,6 +53,16 @@ class ConvNet:
         convolutions = 9 * self.width * (self.channels + (self.depth - 1) * self.width) + 3 * self.width * self.depth
         return convolutions + self.num_classes * (self.width * self.feature_size**2 + 1)
 
+    @property
+    def forward_flops(self) -> int:
+        """Operations for one image, those of the convolutions and the classifier."""
+        size = self.size + 2 * self.first_padding - 2
+        total, inputs = 0, self.channels
+        for block in range(self.depth):
+            total += 2 * 9 * inputs * self.width * (size >> block) ** 2
+            inputs = self.width
+        return total + 2 * self.num_classes * self.width * self.feature_size**2
+
     def init(self, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Params:
         """Draw θ_0 as PyTorch's own layers do: uniform in ±1/sqrt(fan_in), γ = 1, β = 0."""
 

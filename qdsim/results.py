@@ -20,6 +20,8 @@ from qdsim import arrays, storage, tables
 from qdsim.errors import BadInput
 from qdsim.storage import Folder
 
+SCHEMA_PART = "00-schema"
+"""The part of zero rows that each table begins with."""
 START_ANEW = "run without --resume to start anew"
 
 
@@ -143,7 +145,7 @@ class TableWriter:
             (self._folder / table).mkdir(parents=True, exist_ok=True)
             for left in (self._folder / table).glob(".*.tmp"):  # by an attempt that was cut off
                 left.unlink(missing_ok=True)
-            self._write(table, "00-schema", [])
+            self._write(table, SCHEMA_PART, [])
 
     def has(self, table: str, part: str) -> bool:
         """Tell whether a part has been written."""
