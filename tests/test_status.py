@@ -51,7 +51,7 @@ def test_a_finished_run(watched):
     _, run_dir = watched
     text = shown(run_dir)
     assert f"{run_dir.name}  done" in text
-    assert "requests served   2 of 2" in text
+    assert "requests served  2 of 2" in text
     assert "relearn 1/1" in text
     assert "GB in the largest client process" in text
 
