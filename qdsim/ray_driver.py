@@ -20,6 +20,7 @@ from qdsim.plan import Plan
 from qdsim.progress import Progress
 from qdsim.ray_actors import first_line
 from qdsim.ray_executor import RayExecutor
+from qdsim.ray_metrics import Gauges
 from qdsim.storage import Folder
 
 PROGRESS_EVERY_S = 0.2
@@ -34,24 +35,28 @@ class DriverActor:
         self._events: deque[Progress] = deque()
         self._lock = threading.Lock()
         self._reported_s = 0.0
+        self._gauges: Gauges | None = None
 
     def run(
         self, plan: Plan, run_dir: Folder, owner: str, images: list[Any], pixels: Pixels, faults: list[Fault]
     ) -> None:
         """Run the whole plan. ``images`` are references: training images never come into this process."""
         use_threads(plan.job.cluster.threads)
+        self._gauges = Gauges(run_dir.name)
         executor = RayExecutor(plan, run_dir.name, images, pixels, Chaos(faults, run_dir), self._note)
         Experiment(plan, executor, run_dir, self._emit, owner).run()
 
     def _note(self, text: str) -> None:
-        with self._lock:
-            self._events.append(Progress.note_only(text))
+        self._emit(Progress.note_only(text))
 
     def _emit(self, event: Progress) -> None:
         now_s = time.monotonic()
         if event.row is None and event.round_number and now_s - self._reported_s < PROGRESS_EVERY_S:
             return
-        self._reported_s = now_s
+        if not event.is_only_note:
+            self._reported_s = now_s
+        if self._gauges is not None:
+            self._gauges.record(event)
         with self._lock:
             self._events.append(event)
 

@@ -67,6 +67,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "watch": ({"qdsim.display", "qdsim.status", "qdsim.storage"}, {"rich"}),
     "planner": (ALL, {"torch"}),
     "prospect": ({"qdsim.display", "qdsim.estimate", "qdsim.planner"}, {"rich"}),
+    "ray_metrics": ({"qdsim.progress"}, {"ray"}),
     "ray_probe": (ALL, {"ray", "torch"}),
     "layout": ({"qdsim.errors", "qdsim.sections"}, set()),
     "estimate": (ALL, {"numpy"}),
