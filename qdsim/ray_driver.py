@@ -11,11 +11,14 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from qdsim import ray_cluster
 from qdsim.chaos import Chaos, Fault
 from qdsim.data import Pixels
 from qdsim.errors import QdsimError
+from qdsim.estimate import actor_bytes
 from qdsim.experiment import Experiment
 from qdsim.hosts import Images, use_threads
+from qdsim.layout import lay_out
 from qdsim.plan import Plan
 from qdsim.progress import Progress
 from qdsim.ray_actors import first_line
@@ -82,6 +85,8 @@ def run_on_ray(
 
     A driver that is lost is replaced, and goes on from the last commit: the images are owned by this process.
     """
+    # what can be told at once is told before anything is moved or started
+    lay_out(plan.max_clients, plan.job.cluster, ray_cluster.nodes(), actor_bytes(plan), ray_cluster.most_gpus())
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
     attempts = 0
     while True:
