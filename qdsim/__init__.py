@@ -3,9 +3,12 @@
 An experiment is a list of phases; a phase is rounds of ``client_step`` then ``server_step``; both are
 plain functions on values. Ray only decides where ``client_step`` runs.
 
-    cli.py           run | resume | verify | show | jobs: reads argv, prints, exits
+    cli.py           the commands: reads argv, prints, exits
     launch.py        one run from job to run directory: check, place, watch; lock.py: one owner at a time
-    display.py       the live screen, plain lines, the result table; progress.py: what it is told
+    storage.py       where runs lie: a path or a URI; arrays.py: numpy arrays in a file
+    display.py       the live screen, plain lines, the result table; progress.py: what it is told; pace.py: time left
+    status.py        where a run is, in a file; watch.py: status and top, from the files alone
+    planner.py       does a job fit, how long will it take: layout.py, estimate.py, footprint.py, measured by probe.py
     config.py        Job: frozen, validated; profiles.py: named sets of overrides
     data.py          data sets as uint8 arrays; partition.py: who holds which sample
     models.py        the paper's ConvNet as a function of its parameters; derivatives.py: its gradients, written out
@@ -17,9 +20,9 @@ plain functions on values. Ray only decides where ``client_step`` runs.
     checkpoint.py    a commit after every round; trained.py: trained states that any run may take up
     plan.py          what the data allow of a job, resolved for each seed
     hosts.py         who owns client states in a process; evaluation.py: accuracies as counts
-    ray_cluster.py   where Ray is started or joined, and who fits where
+    ray_cluster.py   where Ray is started or joined; ray_placement.py: room for actors; ray_jobs.py: submit and stop
     ray_clients.py   ClientActor; ray_actors.py: all of them, replaced when lost; ray_executor.py: Executor on top
-    ray_driver.py    DriverActor, and the command's watch over it; chaos.py: faults on purpose
+    ray_driver.py    DriverActor, and the command's watch over it; ray_metrics.py: gauges; chaos.py: faults on purpose
     tables.py        the result schemas; results.py: the run directory; verify.py: are two runs equal
     summary.py       the result table from the Parquet tables
 """
