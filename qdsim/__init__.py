@@ -3,7 +3,7 @@
 An experiment is a list of phases; a phase is rounds of ``client_step`` then ``server_step``; both are
 plain functions on values. Ray only decides where ``client_step`` runs.
 
-    cli.py           run | resume | verify | show | jobs: reads argv, prints, exits
+    cli.py           run | resume | submit | stop | verify | show | jobs: reads argv, prints, exits
     launch.py        one run from job to run directory: check, place, watch; lock.py: one owner at a time
     display.py       the live screen, plain lines, the result table; progress.py: what it is told
     config.py        Job: frozen, validated; profiles.py: named sets of overrides
@@ -20,6 +20,7 @@ plain functions on values. Ray only decides where ``client_step`` runs.
     ray_cluster.py   where Ray is started or joined, and who fits where
     ray_clients.py   ClientActor; ray_actors.py: all of them, replaced when lost; ray_executor.py: Executor on top
     ray_driver.py    DriverActor, and the command's watch over it; chaos.py: faults on purpose
+    ray_jobs.py      jobs on a cluster over HTTP: submitted, followed, stopped
     tables.py        the result schemas; results.py: the run directory; verify.py: are two runs equal
     summary.py       the result table from the Parquet tables
 """
