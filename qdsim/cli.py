@@ -33,9 +33,15 @@ ADDRESS = Annotated[
     typer.Option(help="A running Ray cluster, for example auto; by default $RAY_ADDRESS, else one is started here."),
 ]
 RUN = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example runs/quickstart-…")]
+SERVER = Annotated[
+    str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The cluster's dashboard, for example http://HEAD:8265.")
+]
 CHAOS = Annotated[
     list[str] | None,
     typer.Option("--chaos", metavar="FAULT", help='A fault on purpose, for example "kill client 7 at train:3".'),
+]
+RESUME = Annotated[
+    bool, typer.Option("--resume", help="Go on with the newest run of this job under --out, if there is one.")
 ]
 
 
@@ -47,9 +53,7 @@ def run(
     out: Annotated[str, typer.Option(help="Where run directories are made: a path, or a URI such as s3://…")] = "runs",
     engine: ENGINE = "ray",
     address: ADDRESS = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest run of this job under --out, if there is one.")
-    ] = False,
+    resume: RESUME = False,
     chaos: CHAOS = None,
     debug: DEBUG = False,
 ) -> None:
@@ -107,6 +111,78 @@ def resume(
             faults=faults,
         )
     display.print_result(console, run_dir)
+
+
+@app.command()
+def submit(
+    job: JOB,
+    address: SERVER,
+    overrides: SET = None,
+    profile: PROFILE = None,
+    out: Annotated[str, typer.Option(help="As of run, but on the cluster: what all of its nodes share.")] = "runs",
+    resume: RESUME = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end, and exit with its exit code.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait, and show its log meanwhile.")] = False,
+    chaos: CHAOS = None,
+    debug: DEBUG = False,
+) -> None:
+    """Send a job and this code to a cluster and run it there; it goes on when this command has ended."""
+    from qdsim import config, ray_environment
+    from qdsim.chaos import Fault
+
+    config.load(job, profile=profile, overrides=overrides)
+    there = storage.named(out).resolve()  # a relative path would lie in the job's own, temporary folder
+    arguments = ["--out", str(there), *(["--resume"] if resume else []), *(["--profile", profile] if profile else [])]
+    arguments += [f"--set={text}" for text in overrides or []]
+    arguments += [f"--chaos={Fault.parse(text)}" for text in chaos or []]
+    ray_environment.prepare_for_jobs(address)  # before Ray is imported
+    from qdsim.ray_jobs import JobServer
+
+    server = JobServer(address)
+    job_id = server.submit(job, arguments, say)
+    say(f"submitted {job_id}; its results go to {there} on the cluster")
+    mode = "RAY_AUTH_MODE=token " if ray_environment.sends_token() else ""
+    say(f"  its log:  {mode}ray job logs --follow {job_id} --address {server.address}")
+    say(f"  stop it:  qdsim stop {job_id} --address {server.address}")
+    if not (wait or follow):
+        return
+    try:
+        if follow:
+            server.follow(job_id, lambda text: print(text, end="", flush=True))
+        ended = server.wait(job_id)
+    except Interrupted:
+        say(f"the job {job_id} goes on")
+        raise
+    if ended.exit_code and not follow:
+        say("\n".join(server.last_lines(job_id)))
+    say(f"{job_id} {ended.status}, exit code {ended.exit_code}")
+    raise typer.Exit(ended.exit_code)
+
+
+@app.command()
+def stop(
+    submission_id: Annotated[str, typer.Argument(metavar="SUBMISSION_ID", help="What qdsim submit has printed.")],
+    address: SERVER,
+    debug: DEBUG = False,
+) -> None:
+    """Stop a submitted job after its last commit, and wait for its end; submit it with --resume to go on."""
+    from qdsim import ray_environment
+
+    ray_environment.prepare_for_jobs(address)  # before Ray is imported
+    from qdsim.ray_jobs import STOP_WAIT_S, JobServer
+
+    server = JobServer(address)
+    ended, was_running = server.stop(submission_id)
+    if not was_running:
+        say(f"{submission_id} had ended before: {ended.status}, exit code {ended.exit_code}")
+    elif ended.status != "stopped":
+        say(f"{submission_id} ended by itself: {ended.status}, exit code {ended.exit_code}")
+    elif any(line.startswith("qdsim: interrupted") for line in server.last_lines(submission_id)):
+        say(f"{submission_id} stopped in order; submit the job with --resume to go on from its last commit")
+    else:
+        say(
+            f"{submission_id} stopped before it had begun, or killed after {STOP_WAIT_S} s; --resume works all the same"
+        )
 
 
 @app.command()
@@ -195,6 +271,11 @@ def jobs(
             about = f"cannot be read: {error}"
         table.add_row(str(file), about)
     Console().print(table)
+
+
+def say(text: str) -> None:
+    """Print a line at once, also into a pipe."""
+    print(text, flush=True)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

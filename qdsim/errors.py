@@ -3,6 +3,7 @@
     QdsimError                 1   something inside qdsim is wrong
     ├── BadInput               2   a job, a value or a file the user gave
     ├── CannotPlace            3   the cluster cannot host the run
+    │   └── CannotReach        3   or does not let us in
     ├── StorageFailed          3   the storage cannot: full, or gone
     ├── ClientFailed           4   a client step raised, or its actor died
     └── Diverged               4   a loss or an update is no longer a number
@@ -72,6 +73,17 @@ class CannotPlace(QdsimError):
     def __str__(self) -> str:
         """Say what was asked, what there is and which setting to change."""
         return f"the cluster cannot host this run: asked for {self.asked}, found {self.found}; {self.fix}"
+
+
+class CannotReach(CannotPlace):
+    """There is no cluster at an address, or it does not let us in.
+
+    Example scenario: the head has token authentication on, and ``~/.ray/auth_token`` is not its token.
+    """
+
+    def __str__(self) -> str:
+        """Name the address, the cause and what to set."""
+        return f"cannot reach the cluster at {self.asked}: {self.found}; {self.fix}"
 
 
 class StorageFailed(QdsimError):

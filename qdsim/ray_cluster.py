@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
+from ray.exceptions import AuthenticationError
 
-from qdsim.errors import CannotPlace
+from qdsim.errors import CannotReach
 from qdsim.layout import Node
+from qdsim.ray_environment import how_to_authenticate
 from qdsim.sections import ClusterSection
 
 
@@ -69,10 +71,11 @@ def connected(wanted: ClusterSection, address: str | None) -> Iterator[None]:
         where = address or os.environ["RAY_ADDRESS"]
         try:
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="qdsim")
+        except AuthenticationError as error:
+            raise CannotReach(where, error.message, how_to_authenticate()) from None
         except (ConnectionError, ValueError, RuntimeError) as error:
-            mode = os.environ.get("RAY_AUTH_MODE")
-            fix = f"check that it runs there, and its token (RAY_AUTH_MODE is {mode!r} here)"
-            raise CannotPlace(f"a cluster at {where}", str(error).splitlines()[0], fix) from None
+            fix = f"see that it runs there; if it does, its token may be another: {how_to_authenticate()}"
+            raise CannotReach(where, str(error).splitlines()[0], fix) from None
     try:
         yield
     finally:

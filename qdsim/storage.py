@@ -37,7 +37,7 @@ class Remote:
     uri: str
 
     def __str__(self) -> str:
-        """Return the URI: it holds no credentials, see :func:`folder`."""
+        """Return the URI: it holds no credentials, see :func:`named`."""
         return self.uri
 
     def __truediv__(self, name: str) -> "Remote":
@@ -178,7 +178,15 @@ def _connect(root: str) -> "tuple[FileSystem, str]":
 
 
 def folder(text: str) -> Folder:
-    """Return the place that a path or a URI names."""
+    """Return the place that a path or a URI names, which must be one that can be opened here."""
+    found = named(text)
+    if isinstance(found, Remote):
+        found.exists()  # an unknown scheme or a bad option shows here
+    return found
+
+
+def named(text: str) -> Folder:
+    """Return the place that a path or a URI names, without looking at it."""
     scheme, separator, _ = text.partition("://")
     if not separator:
         return Path(text)
@@ -189,9 +197,7 @@ def folder(text: str) -> Folder:
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
         why = "a URI ends up in logs and manifests: leave credentials to the environment or the storage's own files"
         raise BadInput("--out", shown, why)
-    remote = Remote(text.replace("/?", "?").rstrip("/"))
-    remote.exists()  # an unknown scheme or a bad option shows here
-    return remote
+    return Remote(text.replace("/?", "?").rstrip("/"))
 
 
 @contextmanager

@@ -4,7 +4,16 @@ import pickle
 
 import pytest
 
-from qdsim.errors import BadInput, CannotPlace, ClientFailed, Diverged, MissingData, QdsimError, StorageFailed
+from qdsim.errors import (
+    BadInput,
+    CannotPlace,
+    CannotReach,
+    ClientFailed,
+    Diverged,
+    MissingData,
+    QdsimError,
+    StorageFailed,
+)
 
 EXAMPLES = [
     (QdsimError("broken"), 1, "broken"),
@@ -18,6 +27,11 @@ EXAMPLES = [
         CannotPlace("5 actors of 0.4 GPU", "2 GPUs", "lower it"),
         3,
         "the cluster cannot host this run: asked for 5 actors of 0.4 GPU, found 2 GPUs; lower it",
+    ),
+    (
+        CannotReach("http://head:8265", "no answer", "make a tunnel"),
+        3,
+        "cannot reach the cluster at http://head:8265: no answer; make a tunnel",
     ),
     (
         ClientFailed(7, "train", 3, "node a", "out of memory"),
