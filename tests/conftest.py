@@ -40,6 +40,14 @@ def make_compute(num_classes: int = 3, *, width: int = 4, size: int = 8, micro_b
     return Compute(model, torch.device("cpu"), micro_batch)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For ``--dist loadgroup``: a module stays in one process, and all that use the shared cluster in the same one."""
+    modules = {item: item.nodeid.partition("::")[0] for item in items}
+    shared = {modules[item] for item in items if "cluster_address" in getattr(item, "fixturenames", ())}
+    for item, module in modules.items():
+        item.add_marker(pytest.mark.xdist_group("cluster" if module in shared else module))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
