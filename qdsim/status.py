@@ -43,7 +43,8 @@ class Recorder:
             now["notes"] = [*now["notes"], event.note][-NOTES:]
             now["actors_replaced"] += event.note.endswith("started again")
         if not event.is_only_note:
-            now |= {name: getattr(event, name) for name in PLACE}
+            if not event.finished:  # which says that a request is served, and has no round of its own
+                now |= {name: getattr(event, name) for name in PLACE}
             self._pace.mark(event.share_done)
             if event.finished and event.row is None:
                 self._pace.forget()

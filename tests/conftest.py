@@ -23,6 +23,7 @@ from qdsim.models import ConvNet
 from qdsim.phases import Assignment, Compute
 
 PROJECT = Path(__file__).parent.parent
+SHARED_FIXTURES = {"cluster_address", "all_jobs"}
 NAMES = Assignment(run_seed=0, request="", phase="train", round_number=1)
 
 
@@ -41,11 +42,14 @@ def make_compute(num_classes: int = 3, *, width: int = 4, size: int = 8, micro_b
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For ``--dist loadgroup``: a module stays in one process, and all that use the shared cluster in the same one."""
+    """For ``--dist loadgroup``: a module stays in one process, with all others that use the same costly fixture."""
     modules = {item: item.nodeid.partition("::")[0] for item in items}
-    shared = {modules[item] for item in items if "cluster_address" in getattr(item, "fixturenames", ())}
+    groups = dict(zip(modules.values(), modules.values(), strict=True))
     for item, module in modules.items():
-        item.add_marker(pytest.mark.xdist_group("cluster" if module in shared else module))
+        for fixture in SHARED_FIXTURES & set(getattr(item, "fixturenames", ())):
+            groups[module] = fixture
+    for item, module in modules.items():
+        item.add_marker(pytest.mark.xdist_group(groups[module]))
 
 
 @pytest.fixture(autouse=True)

@@ -61,8 +61,9 @@ def kill_one(command: subprocess.Popen, target: str, draws: random.Random) -> st
         return target
     os.kill(command.pid, signal.SIGKILL)
     command.wait()
-    give_up_s = time.monotonic() + 180  # Ray's agents look for their raylet now and then
-    while left := [pid for pid, title in family.items() if alive(pid, title)]:
+    give_up_s = time.monotonic() + 180  # Ray's own agents look for their raylet now and then, and are not waited for
+    actors = {pid: title for pid, title in family.items() if title.startswith("ray::")}
+    while left := [pid for pid, title in actors.items() if alive(pid, title)]:
         if time.monotonic() > give_up_s:
             raise AssertionError(f"the command is dead, but its processes {left} are not")
         time.sleep(0.2)

@@ -113,7 +113,7 @@ def test_the_quickstart_under_the_smoke_profile(tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_an_impossible_placement_ends_with_exit_code_3(tmp_path):
-    """A whole GPU for each client on a machine without one."""
+    """A whole GPU for each client on a machine without one: the nodes, and one line with what to set."""
     done = qdsim(
         "run",
         "jobs/quickstart.toml",
@@ -125,5 +125,8 @@ def test_an_impossible_placement_ends_with_exit_code_3(tmp_path):
         tmp_path,
     )
     assert done.returncode == 3
-    assert done.stderr.startswith("qdsim: the cluster cannot host this run: asked for 2 actors of 1 GPU, found 0 GPUs")
-    assert len(done.stderr.splitlines()) == 1
+    *nodes, said = done.stderr.splitlines()
+    assert "actors that fit" in nodes[0]
+    assert nodes[1].split()[2] == "0", "this machine's GPUs"
+    assert said.startswith("qdsim: the cluster cannot host this run: asked for 2 actors of 1 GPU")
+    assert said.endswith("set cluster.gpus_per_client to 0")

@@ -1,8 +1,6 @@
 """A cluster that has no room says so, at once or when the time is up, with a change that works; and what it tells."""
 
 import re
-import subprocess
-import sys
 import time
 import urllib.request
 
@@ -12,7 +10,6 @@ from qdsim.errors import CannotPlace
 from qdsim.progress import Progress
 from qdsim.ray_metrics import METRICS, Gauges
 from qdsim.results import read_manifest
-from tests.conftest import PROJECT
 from tests.runs import run, table
 
 PATIENT = {"placement_timeout_s": 3600.0}
@@ -72,21 +69,6 @@ def test_room_that_others_hold_is_waited_for_until_the_time_is_up(cluster_addres
         ray.init(address=cluster_address, namespace="others")
         remove_placement_group(ray.util.get_placement_group("held"))
         ray.shutdown()
-
-
-@pytest.mark.slow
-def test_a_gpu_where_there_is_none_is_a_matter_of_seconds(tmp_path):
-    """As a user runs it: exit code 3, the nodes, and what to set; with that it runs."""
-    job = [sys.executable, "-m", "qdsim", "run", str(PROJECT / "jobs" / "quickstart.toml"), "--profile", "smoke"]
-    job += ["--set", 'methods=["quickdrop"]']
-    asked = [*job, "--out", str(tmp_path), "--set", "cluster.local_gpus=0", "--set"]
-    done = subprocess.run([*asked, "cluster.gpus_per_client=1.0"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 3
-    assert "set cluster.gpus_per_client to 0" in done.stderr
-    assert "actors that fit" in done.stderr
-    assert "Traceback" not in done.stderr
-    again = subprocess.run([*asked, "cluster.gpus_per_client=0.0"], capture_output=True, text=True, timeout=240)
-    assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.ray

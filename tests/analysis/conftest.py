@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from qdsim.algorithms import distillation
 from tests.analysis.made import made_run
 from tests.runs import run
 
@@ -27,9 +28,10 @@ def all_jobs(tmp_path_factory) -> Path:
     run(out, name="fig3_membership", methods=two, requests=CLASS, membership=both, relearn=NO_RELEARN)
     order = [{"kind": "class", "target": c} for c in (5, 8)]
     run(out, name="fig4_sequential", requests=order, sequence=True, relearn=NO_RELEARN)
-    few = {"clients": 2}  # fine-tuning takes a second or two for each client
-    tuned = {"synthetic.finetune": [0, 1]}
-    run(out, name="fig5_finetune", requests=CLASS, partition=few, sweep=tuned, relearn=NO_RELEARN)
+    few, tuned = {"clients": 2}, {"synthetic.finetune": [0, 1]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distillation, "FINETUNE_STEPS", 2)  # stand for fifty
+        run(out, name="fig5_finetune", requests=CLASS, partition=few, sweep=tuned, relearn=NO_RELEARN)
     run(out, name="fig6_scale", requests=CLASS, sweep={"synthetic.scale": [10, 100]}, relearn=NO_RELEARN)
     matching = {"synthetic.matching": [True, False]}
     run(out, name="table6_overhead", requests=CLASS, sweep=matching, relearn=NO_RELEARN)
