@@ -8,6 +8,7 @@ its own. Synthetic sets are written by the actors that own them, before a client
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ class Checkpoint:
 
     def _write_first(self, commit: Commit, first: Arrays) -> str:
         """Write the first round's updates, which do not change any more, into a file of their own, once."""
-        name = f"first-{results.file_name(commit.named['cell'])}-{commit.named['seed']}.npz"
+        name = _first_name(commit.named)
         if self._first != name:
             arrays.write(self._folder / name, first)
             self._first = name
@@ -98,7 +99,7 @@ class Checkpoint:
             cursor = json.loads(stored["cursor"].tobytes())
             history = None
             if "first" in cursor:
-                recorded = _under("history/", stored) | arrays.read(self._folder / str(cursor["first"]), FIX)
+                recorded = _under("history/", stored) | arrays.read(self._folder / _first_name(cursor["named"]), FIX)
                 history = History.from_arrays(recorded)
             forgot = _under("forgot/", stored)
             return Commit(
@@ -109,7 +110,7 @@ class Checkpoint:
                 P.from_numpy(_under("params/", stored)),
                 P.from_numpy(forgot) if forgot else None,
                 history,
-                {int(i): str(last) for i, last in cursor["states"].items()} if "states" in cursor else None,
+                {int(i): _tag(last) for i, last in cursor["states"].items()} if "states" in cursor else None,
             )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise arrays.damaged(path, error, FIX) from None
@@ -125,6 +126,17 @@ class Checkpoint:
     def clear(self) -> None:
         """Delete everything: the run is done."""
         storage.remove(self._folder)
+
+
+def _tag(text: Any) -> str:
+    """Return the tag of a state; it becomes part of a file's name, so it must be one."""
+    if not re.fullmatch(r"\d-\d{5,}", str(text)):
+        raise ValueError(f"{text!r} is no round of a phase")
+    return str(text)
+
+
+def _first_name(named: Named) -> str:
+    return f"first-{results.file_name(str(named['cell']))}-{int(named['seed'])}.npz"
 
 
 def _under(prefix: str, stored: Arrays) -> Arrays:

@@ -1,5 +1,6 @@
 """The commands: ``qdsim --help``. The only file that reads arguments, prints errors or exits."""
 
+import os
 import signal
 import sys
 import tomllib
@@ -131,7 +132,7 @@ def submit(
     from qdsim.chaos import Fault
 
     config.load(job, profile=profile, overrides=overrides)
-    there = storage.named(out).resolve()  # a relative path would lie in the job's own, temporary folder
+    there = storage.named(out).absolute()  # a relative path would lie in the job's own, temporary folder
     arguments = ["--out", str(there), *(["--resume"] if resume else []), *(["--profile", profile] if profile else [])]
     arguments += [f"--set={text}" for text in overrides or []]
     arguments += [f"--chaos={Fault.parse(text)}" for text in chaos or []]
@@ -215,14 +216,20 @@ def plan(
     from qdsim import config, launch, planner, prospect
 
     loaded = config.load(job, profile=profile, overrides=overrides)
+    if gpus is None and (gpu_memory or cpus or memory):
+        raise BadInput(
+            "--gpus", None, "--gpu-memory, --cpus and --memory describe a machine with so many GPUs: give it"
+        )
+    if gpus is not None and address is not None:
+        raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
+    where = address or os.environ.get("RAY_ADDRESS")
     if gpus is not None:
-        machines = planner.imagined(gpus, gpu_memory, cpus, memory)
-        outlook = planner.look_ahead(loaded, machines, planner.assumed if gpus else planner.measured_here)
-    elif address is not None:
-        outlook = launch.look_ahead_on_ray(loaded, address)
+        outlook = planner.look_ahead(loaded, planner.imagined(gpus, gpu_memory, cpus, memory), planner.assumed)
+    elif where:
+        outlook = launch.look_ahead_on_ray(loaded, where)
     else:
         outlook = planner.look_ahead(loaded, planner.this_machine(), planner.measured_here)
-    prospect.print_outlook(Console(), outlook, assumed=bool(gpus))
+    prospect.print_outlook(Console(), outlook, assumed=bool(gpus and outlook.layout.gpus))
 
 
 @app.command()

@@ -100,7 +100,7 @@ class StorageFailed(QdsimError):
 
     def __str__(self) -> str:
         """Name the file, the cause and what to do."""
-        return f"cannot write {self.path}: {self.cause}; {self.fix}"
+        return f"storage fails at {self.path}: {self.cause}; {self.fix}"
 
 
 class ClientFailed(QdsimError):

@@ -1,7 +1,7 @@
 """How long a plan takes and what it needs, from a few measured costs. Values in, values out."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -39,6 +39,10 @@ class Costs:
     """A synthetic image in a matching step."""
     evaluation_s: float
 
+    def scaled(self, factor: float) -> "Costs":
+        """Return the costs of a network with so many times the operations."""
+        return Costs(*(factor * cost for cost in astuple(self)))
+
 
 @dataclass(frozen=True)
 class PhaseTime:
@@ -50,7 +54,7 @@ class PhaseTime:
     request: str
     phase: str
     rounds: int
-    waves: float
+    waves: int
     """How often a lane is used in a round."""
     wall_s: float
 
@@ -61,25 +65,24 @@ def activation_bytes(model: ConvNet) -> int:
     return FLOAT_BYTES * model.width * sum((first >> block) ** 2 for block in range(model.depth))
 
 
-def actor_bytes(plan: Plan) -> int:
-    """Return the memory that an actor is expected to take for itself; images are shared, and not in it."""
-    return PROCESS_BYTES + _working_bytes(plan, CPU_MICRO_BATCH)
+def actor_bytes(plan: Plan, packed: int) -> int:
+    """Return the memory that an actor with so many clients is expected to take; images are shared, and not in it."""
+    return PROCESS_BYTES + _working_bytes(plan, packed, CPU_MICRO_BATCH)
 
 
-def gpu_bytes(plan: Plan) -> int:
+def gpu_bytes(plan: Plan, packed: int) -> int:
     """Return the GPU memory that an actor is expected to take: the whole batch at once, unless the job says less."""
-    return CUDA_BYTES + _working_bytes(plan, WHOLE_BATCH)
+    return CUDA_BYTES + _working_bytes(plan, packed, WHOLE_BATCH)
 
 
-def _working_bytes(plan: Plan, micro_batch: int) -> int:
+def _working_bytes(plan: Plan, packed: int, micro_batch: int) -> int:
     """Return what steps need, and the synthetic sets that an actor holds, in the largest cell."""
     most = 0
     for cell, seed_plan in plan.federations():
-        hyper, cluster = cell.hyper, cell.job.cluster
+        hyper, wanted = cell.hyper, cell.job.cluster.micro_batch
         largest = max(stage.batch_size for stage in (hyper.train, hyper.unlearn, hyper.recover, hyper.relearn))
-        batch = min(cluster.micro_batch if isinstance(cluster.micro_batch, int) else micro_batch, largest)
+        batch = min(wanted if isinstance(wanted, int) else micro_batch, largest)
         step = ACTIVATION_COPIES * activation_bytes(cell.model) * batch + MODEL_COPIES * model_bytes(cell)
-        packed = cluster.clients_per_actor if isinstance(cluster.clients_per_actor, int) else 1
         share = min(1.0, packed / len(seed_plan.labels))
         most = max(most, step + int(share * synthetic_bytes(cell, seed_plan)))
     return most
@@ -105,7 +108,10 @@ def client_seconds(cell: Cell, phase: Phase, method: str, at: SeedPlan, costs: C
 
 
 def phase_times(plan: Plan, layout: Layout, lanes: int, costs: Costs) -> list[PhaseTime]:
-    """Return every phase of the plan with its expected duration, no training found again."""
+    """Return every phase of the plan with its expected duration, no training found again.
+
+    ``costs`` are those of the first cell's network.
+    """
     found = []
     for cell, at in plan.federations():
         for phase in cell.training():
@@ -129,18 +135,20 @@ def _phase_time(
     lanes: int,
     costs: Costs,
 ) -> PhaseTime:
-    seconds = client_seconds(cell, phase, method, at, costs) * phase.stage.participation
+    costs = costs.scaled(cell.model.forward_flops / plan.cells[0].model.forward_flops)
+    share = phase.stage.participation
+    seconds = client_seconds(cell, phase, method, at, costs)
     # a client stays with its actor: a round is as long as the busiest one, or as all of them shared out over the lanes
-    actors = [seconds[[i for i in group if i < len(seconds)]].sum() for group in layout.clients]
-    steps_s = max(seconds.sum() / lanes, *actors)
+    actors = [share * seconds[[i for i in group if i < len(seconds)]].sum() for group in layout.clients]
+    steps_s = max(share * seconds.sum() / lanes, seconds.max(), *actors)
     side_by_side = min(lanes, len(layout.clients))
     tested = len(plan.test_labels)
     a_round_s = steps_s + costs.evaluation_s * tested / side_by_side + ROUND_S
     # at the end of a request's phase every client looks at its own data as well
     own_s = costs.evaluation_s * int(at.partition.counts.sum()) / side_by_side if request else 0.0
-    takes_part = int((seconds > 0).sum() * phase.stage.participation + 0.5)
+    takes_part = max(1, round((seconds > 0).sum() * share))
     wall_s = phase.stage.rounds * a_round_s + own_s
-    waves = takes_part / side_by_side
+    waves = -(-takes_part // side_by_side)
     return PhaseTime(cell.label, at.seed, method, request, phase.name, phase.stage.rounds, waves, wall_s)
 
 

@@ -136,8 +136,8 @@ def run(
 def _recorded(manifest: results.Manifest, run_dir: Folder) -> Iterator[None]:
     """Have the end of a run in its manifest, and in ``failure.json`` which client failed where, if one did."""
     failure = run_dir / "failure.json"
-    failure.unlink(missing_ok=True)
     try:
+        failure.unlink(missing_ok=True)
         yield
     except Interrupted as stop:
         with suppress(StorageFailed):
@@ -222,7 +222,8 @@ def look_ahead_on_ray(job: Job, address: str) -> Outlook:
 
     with ray_cluster.connected(job.cluster, address):
         nodes = ray_cluster.nodes()
-        machines = Machines(nodes, None, f"the cluster at {address}: {len(nodes)} nodes")
+        described = f"the cluster at {address}: {len(nodes)} nodes"
+        machines = Machines(nodes, None, described, ray_cluster.most_gpus())
         return planner.look_ahead(job, machines, ray_probe.measured_on)
 
 

@@ -5,14 +5,14 @@ a GPU never straddles two of them: floor(1/f) actors fit each GPU, and Σ floor(
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from qdsim.errors import CannotPlace
 from qdsim.sections import ClusterSection
 
 ACTOR_BYTES = 400 * 2**20
-"""What an actor with torch takes before it holds anything: 330 MB were measured, the rest is slack."""
+"""What an actor takes where nobody has estimated it: 330 MB with torch were measured before it holds anything."""
 TOKEN_CPU = 0.01
 MOST_ACTORS_PER_GPU = 8
 """Automatic packing: each process on a GPU costs 300 to 400 MB of it before any tensor."""
@@ -63,8 +63,8 @@ class Layout:
     @property
     def bundle(self) -> dict[str, float]:
         """Return one actor's resources, as Ray names them."""
-        asked = {"CPU": self.cpus, "memory": float(self.memory_bytes)}
-        return asked | ({"GPU": self.gpus} if self.gpus else {})
+        asked = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory_bytes)}
+        return {name: amount for name, amount in asked.items() if amount}
 
     def held_by(self, nodes: Sequence[Node]) -> list[int]:
         """Return how many of these actors fit each node."""
@@ -90,12 +90,16 @@ class Layout:
 
 
 def lay_out(
-    clients: int, wanted: ClusterSection, nodes: Sequence[Node], actor_bytes: int = ACTOR_BYTES, gpus: int | None = None
+    clients: int,
+    wanted: ClusterSection,
+    nodes: Sequence[Node],
+    actor_bytes: Callable[[int], int] = lambda packed: ACTOR_BYTES,
+    gpus: int | None = None,
 ) -> Layout:
     """Divide clients into actors and choose each actor's share of a node; refuse what does not fit.
 
-    ``actor_bytes`` is what an actor is expected to take. ``gpus``: how many an autoscaler may come to; then nothing
-    is refused, since nodes are still to come.
+    ``actor_bytes(n)`` is what an actor with n clients is expected to take. ``gpus``: how many an autoscaler may come
+    to; then nothing is refused, since nodes are still to come.
     """
     there = int(sum(node.gpus for node in nodes))
     may_grow = gpus is not None
@@ -113,22 +117,31 @@ def lay_out(
     raise _refusal(found, clients, wanted, nodes, actor_bytes, total)
 
 
-def assign(layout: Layout, nodes: Sequence[Node], count: int) -> list[int] | None:
-    """Return the node of each of so many actors, spread as evenly as they fit; None where they do not."""
+def assign(layout: Layout, nodes: Sequence[Node], count: int, has: Sequence[int] = ()) -> list[int] | None:
+    """Return the node of each of so many actors, spread as evenly as they fit; None where they do not.
+
+    ``has`` says how many of the run's actors sit on each node already.
+    """
     room = layout.held_by(nodes)
     if sum(room) < count:
         return None
-    given = [0] * len(nodes)
+    there = list(has) or [0] * len(nodes)
     chosen = []
     for _ in range(count):
-        node = min((i for i, left in enumerate(room) if left > given[i]), key=lambda i: given[i])
-        given[node] += 1
+        node = min((i for i, left in enumerate(room) if left), key=lambda i: there[i])
+        room[node] -= 1
+        there[node] += 1
         chosen.append(node)
     return chosen
 
 
 def _at(
-    per_actor: int, clients: int, wanted: ClusterSection, nodes: Sequence[Node], actor_bytes: int, gpus: int
+    per_actor: int,
+    clients: int,
+    wanted: ClusterSection,
+    nodes: Sequence[Node],
+    actor_bytes: Callable[[int], int],
+    gpus: int,
 ) -> Layout:
     """Return the layout with so many clients in an actor."""
     groups = tuple(tuple(range(i, min(i + per_actor, clients))) for i in range(0, clients, per_actor))
@@ -143,12 +156,19 @@ def _at(
         share = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
         cpus = max(TOKEN_CPU, int(share * 100) / 100)
     asked = wanted.memory_per_actor_gb
-    memory_bytes = int(asked * 1e9) if isinstance(asked, float) else actor_bytes
+    memory_bytes = int(asked * 1e9) if isinstance(asked, float) else actor_bytes(min(per_actor, clients))
+    if not all(node.memory_bytes for node in nodes):  # a node that tells of none has none that Ray would give
+        memory_bytes = 0
     return Layout(groups, fraction, cpus, memory_bytes)
 
 
 def _refusal(
-    found: Layout, clients: int, wanted: ClusterSection, nodes: Sequence[Node], actor_bytes: int, gpus: int
+    found: Layout,
+    clients: int,
+    wanted: ClusterSection,
+    nodes: Sequence[Node],
+    actor_bytes: Callable[[int], int],
+    gpus: int,
 ) -> CannotPlace:
     """Say what was asked, what each node holds, and a change of the settings that was tried here and fits."""
     held = found.held_by(nodes)
@@ -158,7 +178,12 @@ def _refusal(
 
 
 def _fix(
-    found: Layout, clients: int, wanted: ClusterSection, nodes: Sequence[Node], actor_bytes: int, gpus: int
+    found: Layout,
+    clients: int,
+    wanted: ClusterSection,
+    nodes: Sequence[Node],
+    actor_bytes: Callable[[int], int],
+    gpus: int,
 ) -> str:
     """Return changes of one setting that were tried and fit; else the settings that ask for too much."""
 
@@ -179,13 +204,10 @@ def _fix(
             ways.append(f'cluster.{setting} to "auto"')
     if ways:
         return f"set {', or '.join(ways)}"
-    lacking = [
-        name
-        for name, alone in {
-            "GPUs": replace(found, cpus=0.0, memory_bytes=0),
-            "CPUs": replace(found, gpus=0.0, memory_bytes=0),
-            "memory": replace(found, gpus=0.0, cpus=0.0),
-        }.items()
-        if not alone.fits(nodes)
-    ]
+    alone = {
+        "GPUs": replace(found, cpus=0.0, memory_bytes=0),
+        "CPUs": replace(found, gpus=0.0, memory_bytes=0),
+        "memory": replace(found, gpus=0.0, cpus=0.0),
+    }
+    lacking = [name for name, one in alone.items() if one.bundle and not one.fits(nodes)]
     return f"no single setting of [cluster] mends that: there is too little of {' and '.join(lacking) or 'everything'}"

@@ -47,14 +47,21 @@ def held(run_dir: Folder) -> Iterator[str]:
         yield str(own["name"])
     finally:
         over.set()
-        if (_read(path) or {}).get("name") == own["name"]:
-            path.unlink(missing_ok=True)
+        beat.join(BEAT_S)  # else its last beat might come after the lock is gone
+        with suppress(StorageFailed):
+            if (_read(path) or {}).get("name") == own["name"]:
+                path.unlink(missing_ok=True)
 
 
 def is_held(run_dir: Folder) -> bool:
     """Tell whether somebody alive owns a run."""
-    owner = _read(run_dir / "lock.json")
-    return owner is not None and _alive(owner, run_dir / "lock.json")
+    path = run_dir / "lock.json"
+    owner = _read(path)
+    if owner is None or owner.get("host") == platform.node():
+        return owner is not None and _alive(owner, path)
+    with suppress(FileNotFoundError):  # a watcher may not write: by its own clock, with some patience
+        return time.time() - storage.modified_s(path) < 2 * LEASE_S
+    return False
 
 
 def check(run_dir: Folder, name: str) -> None:
@@ -95,10 +102,13 @@ def _create(path: Folder, own: dict[str, Any]) -> bool:
 
 
 def _read(path: Folder) -> dict[str, Any] | None:
+    """Return who owns the lock; None where there is none, or one that nobody can have written."""
     try:
         owner = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
+    except OSError as error:  # somebody may own it all the same
+        raise StorageFailed(str(path), error.strerror or str(error), "see that the storage is there") from None
     return owner if isinstance(owner, dict) else None
 
 
@@ -137,7 +147,8 @@ def _started(pid: int) -> str | None:
 def _remove(path: Folder, owner: dict[str, Any] | None) -> None:
     """Take a dead owner's lock away; put it back if somebody else has taken over just now."""
     if isinstance(path, Remote):
-        path.unlink(missing_ok=True)
+        if _read(path) == owner:
+            path.unlink(missing_ok=True)
         return
     stale = path.with_name(f".lock.{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -12,7 +13,7 @@ from qdsim import plan as plans
 from qdsim.config import Job
 from qdsim.errors import BadInput, CannotPlace, MissingData
 from qdsim.estimate import Costs, PhaseTime
-from qdsim.layout import UNIT, Layout, Node, lay_out
+from qdsim.layout import UNIT, Layout, Node, assign, lay_out
 from qdsim.plan import Plan
 
 RAY_SHARE = 0.7
@@ -34,6 +35,8 @@ class Machines:
     gpu_bytes: float | None
     """Memory of a GPU, where it is known."""
     described: str
+    most_gpus: int | None = None
+    """How many an autoscaler may come to; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +96,26 @@ def look_ahead(job: Job, machines: Machines, measure: Measure) -> Outlook:
         dataset = data.stand_in(wanted.dataset)
         notes.append(dataset.note)
     plan = plans.make(job, dataset)
-    layout = lay_out(plan.max_clients, job.cluster, machines.nodes, estimate.actor_bytes(plan))
-    on_gpu = estimate.gpu_bytes(plan) if layout.gpus else 0
+    expected = partial(estimate.actor_bytes, plan)
+    layout = lay_out(plan.max_clients, job.cluster, machines.nodes, expected, machines.most_gpus)
+    packed = max(len(group) for group in layout.clients)
+    on_gpu = estimate.gpu_bytes(plan, packed) if layout.gpus else 0
     if layout.gpus and machines.gpu_bytes:
         _check_gpu_memory(layout, on_gpu, machines, plan.max_clients)
-    gpus = int(sum(node.gpus for node in machines.nodes)) if layout.gpus else 0
-    held = min(gpus, -(-len(layout.clients) // (UNIT // int(layout.gpus * UNIT)))) if gpus else 0
+    held = _gpus_used(layout, machines) if layout.gpus else 0
     lanes = held or sum(max(1, int(node.cpus) // job.cluster.threads) for node in machines.nodes)
     costs = measure(layout, plan)
     times = estimate.phase_times(plan, layout, min(lanes, len(layout.clients)), costs)
     return Outlook(plan, machines, layout, lanes, held, on_gpu, times, footprint.storage_bytes(plan), notes)
+
+
+def _gpus_used(layout: Layout, machines: Machines) -> int:
+    """Return how many GPUs the actors sit on: Ray fills one of a node before the next."""
+    on_each = UNIT // max(1, int(layout.gpus * UNIT))
+    chosen = assign(layout, machines.nodes, len(layout.clients))
+    if chosen is None:  # nodes are still to come
+        return max(1, -(-len(layout.clients) // on_each))
+    return sum(-(-chosen.count(i) // on_each) for i in range(len(machines.nodes)))
 
 
 def _check_gpu_memory(layout: Layout, needed: int, machines: Machines, clients: int) -> None:
@@ -122,12 +135,16 @@ def _check_gpu_memory(layout: Layout, needed: int, machines: Machines, clients: 
 
 
 def measured_here(layout: Layout, plan: Plan) -> Costs:
-    """Measure on this machine's cores."""
+    """Measure on this machine: on its cores, or on a GPU where the clients will sit on GPUs."""
+    if layout.gpus:
+        return probe.measure(probe.sample_of(plan), torch.device("cuda:0"))
     lanes = max(1, (os.cpu_count() or 1) // plan.job.cluster.threads)
     return probe.measure_here(probe.sample_of(plan), min(lanes, len(layout.clients)))
 
 
 def assumed(layout: Layout, plan: Plan) -> Costs:
-    """Take a GPU's speed for granted, where there is none to measure."""
+    """Take a GPU's speed for granted, where there is none to measure; cores are those of this machine."""
+    if not layout.gpus:
+        return measured_here(layout, plan)
     one_s = plan.cells[0].model.forward_flops / ASSUMED_FLOPS
     return Costs(GRADIENT_PASSES * one_s, GRADIENT_PASSES * one_s, MATCHING_PASSES * one_s, one_s)

@@ -53,7 +53,7 @@ def _phases(found: Outlook) -> Table:
             phase,
             str(len(times)),
             str(max(time.rounds for time in times)),
-            f"{waves:.1f}",
+            str(waves),
             f"{hours:.2f}",
             f"{hours * found.gpus:.2f}" if found.gpus else "-",
         )

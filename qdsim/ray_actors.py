@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import ray
@@ -90,9 +91,8 @@ class ActorPool:
     def __init__(self, plan: Plan, run_id: str, start_with: tuple[Any, ...], note: Callable[[str], None]):
         self._wanted, self._note, self._start_with = plan.job.cluster, note, start_with
         self._run_id = run_id
-        self._layout = lay_out(
-            plan.max_clients, self._wanted, ray_cluster.nodes(), estimate.actor_bytes(plan), ray_cluster.most_gpus()
-        )
+        expected = partial(estimate.actor_bytes, plan)
+        self._layout = lay_out(plan.max_clients, self._wanted, ray_cluster.nodes(), expected, ray_cluster.most_gpus())
         if self._wanted.gpus_per_client == "auto" and not self._layout.gpus:
             note("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
         self.clients: list[list[int]] = [list(group) for group in self._layout.clients]
@@ -116,7 +116,7 @@ class ActorPool:
         return cls.options(
             num_cpus=self._layout.cpus,
             num_gpus=self._layout.gpus,
-            memory=self._layout.memory_bytes,
+            memory=self._layout.memory_bytes or None,
             scheduling_strategy=self._room.strategy(actor),
             name=f"clients-{group[0]}-{group[-1]}-{self._run_id}-{secrets.token_hex(4)}",
         ).remote(*self._start_with, self._layout.gpus)
@@ -125,17 +125,22 @@ class ActorPool:
         """Start an actor at its place, or at another if its node turns out to be gone: Ray takes a while to notice."""
         handle = self._start(actor)
         ready = handle.describe.remote()
+        give_up_s = time.monotonic() + self._start_limit_s(1)
         while not ray.wait([ready], timeout=POLL_S)[0]:
-            if not self._room.stands(actor):
+            if not self._room.stands(actor) or time.monotonic() > give_up_s:
                 ray.kill(handle)
                 self._room.move(actor)
                 return self._start(actor)
         return handle
 
+    def _start_limit_s(self, actors: int) -> float:
+        """Return how long actors may take to start."""
+        return self._wanted.placement_timeout_s + 30 + ACTOR_START_S * actors
+
     def _wait_for(self, actors: list[Any]) -> list[tuple[str, str, str]]:
         """Return node, GPU and device of actors once they have started."""
         refs = [actor.describe.remote() for actor in actors]
-        timeout_s = self._wanted.placement_timeout_s + 30 + ACTOR_START_S * len(refs)
+        timeout_s = self._start_limit_s(len(refs))
         ready, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         if late:
             found = f"{len(ready)} that started within {timeout_s:g} s"
@@ -230,17 +235,19 @@ class ActorPool:
         for _ in range(self._wanted.attempts):
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(self._actors[actor])
-            self._actors[actor] = self._start_again(actor)
-            node, _, kind = self._wait_for([self._actors[actor]])[0]
-            self.nodes[actor], self.on_gpu[actor] = node, kind == "cuda"
-            self.slots = self._count_slots()
             try:
+                self._actors[actor] = self._start_again(actor)
+                node, _, kind = self._wait_for([self._actors[actor]])[0]
+                self.nodes[actor], self.on_gpu[actor] = node, kind == "cuda"
+                self.slots = self._count_slots()
                 self._give_back(actor)
                 return
             except RayTaskError as error:
                 self._give_up(actor, (actor, "restore", ()), None, error)
-            except RayError as error:
+            except (RayError, CannotPlace) as error:
                 last = error
+        if isinstance(last, CannotPlace):
+            raise last
         self._give_up(actor, (actor, "restore", ()), None, last, self._wanted.attempts)
 
     def _give_back(self, actor: int) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ray
@@ -86,7 +87,9 @@ def run_on_ray(
     A driver that is lost is replaced, and goes on from the last commit: the images are owned by this process.
     """
     # what can be told at once is told before anything is moved or started
-    lay_out(plan.max_clients, plan.job.cluster, ray_cluster.nodes(), actor_bytes(plan), ray_cluster.most_gpus())
+    lay_out(
+        plan.max_clients, plan.job.cluster, ray_cluster.nodes(), partial(actor_bytes, plan), ray_cluster.most_gpus()
+    )
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
     attempts = 0
     while True:

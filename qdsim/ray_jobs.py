@@ -5,6 +5,7 @@ runs, no token. Only ``python -m qdsim run`` on the head computes anything.
 """
 
 import asyncio
+import http.client
 import logging
 import shlex
 import shutil
@@ -67,7 +68,7 @@ class JobServer:
 
     def submit(self, job: Path, arguments: Sequence[str], say: Callable[[str], None]) -> str:
         """Send the job and the code; return the submission's id. The command's log is the job's log."""
-        with tempfile.TemporaryDirectory(prefix="qdsim-") as folder, self._asking():
+        with tempfile.TemporaryDirectory(prefix="qdsim-") as folder:
             name, files, size = pack(job, Path(folder))
             say(f"sending {job} and the code that lies here: {files} files, {size / 1e3:.0f} kB")
             command = ["python", "-m", "qdsim", "run", name, "--address", "auto", *arguments]
@@ -76,7 +77,8 @@ class JobServer:
                 "working_dir": folder,
                 "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},  # read by the job's supervisor
             }
-            return str(self._client.submit_job(entrypoint=shlex.join(command), runtime_env=environment))
+            with self._asking():
+                return str(self._client.submit_job(entrypoint=shlex.join(command), runtime_env=environment))
 
     def follow(self, submission_id: str, show: Callable[[str], None]) -> None:
         """Show the log as it grows, until the job ends or the connection does; :meth:`wait` tells which."""
@@ -93,17 +95,18 @@ class JobServer:
     def wait(self, submission_id: str, at_most_s: float = float("inf")) -> Ended:
         """Return how the job ended, once it has."""
         begun_s = heard_s = time.monotonic()
+        status = "not heard of"
         while True:
             try:
                 found = self._info(submission_id)
-                heard_s = time.monotonic()
+                heard_s, status = time.monotonic(), found.status.lower()
                 if found.status.is_terminal():
                     return self._ended(submission_id, found)
             except CannotReach:
                 if time.monotonic() - heard_s > SILENCE_S:
                     raise
             if time.monotonic() - begun_s > at_most_s:
-                there = f"the job {submission_id} is {found.status.lower()} after {at_most_s:g} s"
+                there = f"the job {submission_id} is {status} after {at_most_s:g} s"
                 raise CannotReach(self.address, there, "see its log, and whether the head is overloaded")
             time.sleep(POLL_S)
 
@@ -148,7 +151,7 @@ class JobServer:
             urllib.request.urlopen(f"{self.address}/api/version", timeout=REACH_S).close()
         except urllib.error.HTTPError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             cause = getattr(error, "reason", error)
             fix = (
                 "see that the head runs, and that its dashboard can be reached from here: a tunnel is made by "

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -30,15 +29,10 @@ class Room:
     def __init__(self, layout: Layout, run_id: str, timeout_s: float, note: Callable[[str], None]):
         self._layout, self._run_id, self._timeout_s, self._note = layout, run_id, timeout_s, note
         self._moves = 0
+        self.nodes: list[str] = []
+        """Of each actor's place."""
         self._give_back()
-        grows = ray_cluster.most_gpus() is not None
-        if grows:
-            request_resources(bundles=[layout.bundle] * len(layout.clients))
-        try:
-            group, self.nodes = self._reserve(len(layout.clients), run_id)
-        finally:
-            if grows:
-                request_resources(bundles=[])
+        group, self.nodes = self._reserve(len(layout.clients), run_id)
         self._places = [(group, i) for i in range(len(layout.clients))]
 
     def _give_back(self) -> None:
@@ -65,29 +59,52 @@ class Room:
     def _reserve(self, count: int, name: str) -> tuple[Any, list[str]]:
         """Reserve bundles as soon as there is room for all of them; give up after the time that the job allows."""
         layout = self._layout
+        grows = ray_cluster.most_gpus() is not None
         began_s = said_s = time.monotonic()
-        while True:
-            free = ray_cluster.free_nodes()
-            chosen = assign(layout, free, count)
-            if chosen is not None:
-                nodes = [free[i].node_id for i in chosen]
-                where = [{"ray.io/node-id": node} for node in nodes]
-                group = placement_group([layout.bundle] * count, "SPREAD", name=name, bundle_label_selector=where)
-                if group.wait(PLACE_S):
-                    return group, nodes
-                remove_placement_group(group)
-            now_s = time.monotonic()
-            if now_s - began_s > self._timeout_s:
-                fix = (
-                    "wait for other jobs to end, set cluster.clients_per_actor higher or cluster.gpus_per_client lower"
-                )
-                found = f"{ray_cluster.free()} free after {self._timeout_s:g} s (cluster.placement_timeout_s)"
-                raise CannotPlace(str(layout), found, fix, layout.table(ray_cluster.nodes()))
-            if now_s - said_s > SAY_EVERY_S:
-                said_s = now_s
-                left_s = self._timeout_s - (now_s - began_s)
-                self._note(f"waiting for room for {layout}: {ray_cluster.free()} free, giving up in {left_s:.0f} s")
-            time.sleep(LOOK_EVERY_S)
+        demand = None
+        crowded: set[str] = set()
+        """Nodes that had room by the sum of their GPUs, and not on any one of them."""
+        try:
+            while True:
+                free = [node for node in ray_cluster.free_nodes() if node.node_id not in crowded]
+                has = [self.nodes.count(node.node_id) for node in free]
+                chosen = assign(layout, free, count, has)
+                if chosen is not None:
+                    nodes = [free[i].node_id for i in chosen]
+                    group = self._bound(nodes, name)
+                    if group is not None:
+                        return group, nodes
+                crowded = set(nodes) if chosen is not None else set()
+                if grows and demand is None:  # an autoscaler sees a group that waits, and adds nodes for it
+                    demand = placement_group([layout.bundle] * count, "SPREAD", name=f"{self._run_id}/demand")
+                now_s = time.monotonic()
+                if now_s - began_s > self._timeout_s:
+                    raise self._no_room()
+                if now_s - said_s > SAY_EVERY_S:
+                    said_s = now_s
+                    left_s = self._timeout_s - (now_s - began_s)
+                    self._note(f"waiting for room for {layout}: {ray_cluster.free()} free, giving up in {left_s:.0f} s")
+                if demand is not None and demand.wait(LOOK_EVERY_S):  # it has taken what is needed: take its place
+                    remove_placement_group(demand)
+                    demand = None
+                time.sleep(LOOK_EVERY_S)
+        finally:
+            if demand is not None:
+                remove_placement_group(demand)
+
+    def _bound(self, nodes: list[str], name: str) -> Any:
+        """Reserve one bundle on each of these nodes; None where somebody else was faster."""
+        where = [{"ray.io/node-id": node} for node in nodes]
+        group = placement_group([self._layout.bundle] * len(nodes), "SPREAD", name=name, bundle_label_selector=where)
+        if group.wait(PLACE_S):
+            return group
+        remove_placement_group(group)
+        return None
+
+    def _no_room(self) -> CannotPlace:
+        fix = "wait for other jobs, set cluster.clients_per_actor higher or cluster.gpus_per_client lower"
+        found = f"{ray_cluster.free()} free after {self._timeout_s:g} s (cluster.placement_timeout_s)"
+        return CannotPlace(str(self._layout), found, fix, self._layout.table(ray_cluster.nodes()))
 
 
 def _handle(hex_id: str) -> Any:

@@ -3,8 +3,10 @@
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError
 
 from qdsim import probe
+from qdsim.errors import CannotPlace
 from qdsim.estimate import Costs
 from qdsim.hosts import device_of
 from qdsim.layout import Layout
@@ -14,22 +16,22 @@ from qdsim.probe import Sample
 PROBE_S = 300.0
 
 
-def _measure(sample: Sample) -> tuple[Costs, float | None]:
-    """Measure where the task runs; return the GPU's memory as well, if it has one."""
-    import torch
-
-    device = device_of(ray.get_runtime_context().get_accelerator_ids()["GPU"])
-    there = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
-    return probe.measure(sample, device), there
+def _measure(sample: Sample) -> Costs:
+    """Measure where the task runs."""
+    return probe.measure(sample, device_of(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
 
 
 def measured_on(layout: Layout, plan: Plan) -> Costs:
-    """Measure on one node, with as many tasks at once as will share it: its cores, or the actors of one GPU."""
-    node = max(ray.nodes(), key=lambda node: (node["Resources"].get("GPU", 0), node["Resources"].get("CPU", 0)))  # type: ignore[no-untyped-call]
+    """Measure on one node: on each of its cores at once, or on one GPU."""
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    node = max(alive, key=lambda node: (node["Resources"].get("GPU", 0), node["Resources"].get("CPU", 0)))
     cores = max(1, int(node["Resources"].get("CPU", 1)) // plan.job.cluster.threads)
     lanes = 1 if layout.gpus else min(cores, len(layout.clients))
     here = {"ray.io/node-id": node["NodeID"]}
     task: Any = ray.remote(_measure).options(num_cpus=0, num_gpus=1 if layout.gpus else 0, label_selector=here)
     sample = ray.put(probe.sample_of(plan))
-    found = ray.get([task.remote(sample) for _ in range(lanes)], timeout=PROBE_S)
-    return probe.average([costs for costs, _ in found])
+    try:
+        return probe.average(ray.get([task.remote(sample) for _ in range(lanes)], timeout=PROBE_S))
+    except GetTimeoutError:
+        asked, fix = "a probe of one client's steps", "wait for other jobs to end, or plan with --gpus"
+        raise CannotPlace(asked, f"no answer for {PROBE_S:g} s", fix) from None

@@ -9,6 +9,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,14 +38,19 @@ def new_run_directory(out: Folder, name: str) -> Folder:
 
 def newest_run(out: Folder, name: str) -> Folder | None:
     """Return the last run of a job under ``out``, or None; run ids sort by time."""
-    runs = [run for run in runs_in(out) if run.name.startswith(f"{name}-")]
+    runs = runs_in(out, f"{name}-")
     own = [run for run in runs if (read_manifest(run).get("config") or {}).get("name") == name]
     return own[-1] if own else None
 
 
-def runs_in(folder: Folder) -> list[Folder]:
-    """Return the run directories in a folder, by their names."""
-    return [path for path in storage.inside(folder) if (path / "manifest.json").exists()]
+def runs_in(folder: Folder, begins: str = "") -> list[Folder]:
+    """Return the run directories in a folder, by their names; a neighbour's that may not be looked into is none."""
+    found = []
+    for path in storage.inside(folder):
+        with suppress(OSError):
+            if path.name.startswith(begins) and (path / "manifest.json").exists():
+                found.append(path)
+    return found
 
 
 def read_part(path: Folder) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ EVERY_S = 1.0
 EVERY_REMOTE_S = 10.0
 NOTES = 5
 SCORES = ("test_accuracy", "forget_accuracy", "retain_accuracy")
+TEXTS = ("cell", "method", "request", "phase")
+NUMBERS = (
+    *("seed", "round_number", "rounds", "clients_done", "clients", "share_done", "left_s", "round_s"),
+    *("tasks", "tasks_done", "actors_replaced", *SCORES),
+)
 PLACE = ("cell", "seed", "method", "request", "phase", "round_number", "rounds", "clients_done", "clients")
 
 
@@ -34,6 +40,7 @@ class Recorder:
         self._every_s = EVERY_REMOTE_S if isinstance(run_dir, Remote) else EVERY_S
         self._written_s = 0.0
         self._pace = Pace()
+        self._served: set[int] = set()
         self._now: dict[str, Any] = {"tasks": tasks, "tasks_done": 0, "actors_replaced": 0, "notes": []}
 
     def take(self, event: Progress) -> None:
@@ -49,7 +56,9 @@ class Recorder:
             if event.finished and event.row is None:
                 self._pace.forget()
             now |= {"share_done": event.share_done, "left_s": self._pace.left_s()}
-            now["tasks_done"] += event.finished and event.task >= 0
+            if event.finished and event.task >= 0:
+                self._served.add(event.task)  # a driver that was replaced passes over them again
+            now["tasks_done"] = len(self._served)
             if event.row is not None:
                 now |= {name: event.row.get(name) for name in SCORES} | {"round_s": event.row["wall_s"]}
         if time.monotonic() - self._written_s > self._every_s:
@@ -91,7 +100,7 @@ def read(run_dir: Folder) -> Status:
     age_s = None
     with suppress(OSError, ValueError):
         found = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
-        progress = found if isinstance(found, dict) else {}
+        progress = _sound(found) if isinstance(found, dict) else {}
         age_s = max(0.0, time.time() - storage.modified_s(run_dir / FILE))
     state = str(manifest.get("state", ""))
     if state == "running" and not lock.is_held(run_dir):
@@ -100,8 +109,8 @@ def read(run_dir: Folder) -> Status:
     return Status(
         run_id=str(manifest.get("run_id") or run_dir.name),
         state=state,
-        started_at=str(manifest.get("started_at", "")),
-        error=str(manifest.get("error", "")),
+        started_at=printable(str(manifest.get("started_at", ""))),
+        error=printable(str(manifest.get("error", ""))),
         age_s=age_s,
         progress=progress,
         peak_memory_bytes=memory,
@@ -109,10 +118,30 @@ def read(run_dir: Folder) -> Status:
     )
 
 
+def _sound(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what is of the kind it should be; whoever wrote the rest, it is not shown."""
+    sound: dict[str, Any] = {}
+    for name, value in found.items():
+        if name in TEXTS and isinstance(value, str):
+            sound[name] = printable(value)
+        elif name in NUMBERS and isinstance(value, int | float) and math.isfinite(value):
+            sound[name] = value
+        elif name == "notes" and isinstance(value, list):
+            sound[name] = [printable(str(note)) for note in value]
+    return sound
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would take for an order."""
+    return "".join(letter for letter in text if letter.isprintable())
+
+
 def _newest(run_dir: Folder) -> tuple[int | None, int]:
     """Return the largest memory of a client's process in the newest round, and on how many nodes clients sat."""
+    if isinstance(run_dir, Remote):  # there each look at a file is a request of its own
+        return None, 0
     parts = [path for path in results.part_files(run_dir, "clients") if path.stem != results.SCHEMA_PART]
-    if not parts or isinstance(run_dir, Remote):  # there each look at a file is a request of its own
+    if not parts:
         return None, 0
     try:
         rows = (

@@ -1,6 +1,6 @@
 """Where runs lie: a local or shared path, or a URI that one of pyarrow's file systems takes.
 
-``--out runs`` is a path; ``--out s3://bucket/runs?region=eu-west-1`` (or ``gs://``, ``abfs://``, ``hdfs://``) a
+``--out runs`` is a path; ``--out s3://bucket/runs?region=eu-west-1`` (or ``gs://``, ``abfs://``) is a
 :class:`Remote`, which has those methods of :class:`pathlib.Path` that are used here. Whatever the storage, a file is
 written whole or not at all: on a disk under a name that begins with a dot, flushed, then renamed; in an object store an
 object appears when it is complete; elsewhere under a dotted name, then moved.
@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from qdsim.errors import BadInput, StorageFailed
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 WHOLE_OBJECTS = ("s3", "gcs", "abfs")
 """File systems in which nobody sees an object before it is closed."""
+PLAIN_OPTIONS = {"region", "scheme", "endpoint_override", "allow_bucket_creation", "force_virtual_addressing"}
+"""Of a URI: those that hold no secret."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -45,7 +48,8 @@ class Remote:
         return self._at(f"{self._parts.path.rstrip('/')}/{name}")
 
     def _at(self, path: str) -> "Remote":
-        return Remote(urlunsplit(self._parts._replace(path=path)))
+        parts = self._parts  # put together by hand: urlunsplit drops the slashes of a URI without a host
+        return Remote(f"{parts.scheme}://{parts.netloc}{path}{f'?{parts.query}' if parts.query else ''}")
 
     @property
     def _parts(self) -> Any:
@@ -70,6 +74,10 @@ class Remote:
         """A URI is absolute already."""
         return self
 
+    def absolute(self) -> "Remote":
+        """A URI is absolute already."""
+        return self
+
     def with_name(self, name: str) -> "Remote":
         """Return the neighbour of that name."""
         return self.parent / name
@@ -80,9 +88,19 @@ class Remote:
         system, root = _connect(f"{parts.scheme}://{parts.netloc}{query}")
         return system, root + parts.path.rstrip("/")
 
+    @contextmanager
+    def _reached(self) -> "Iterator[tuple[FileSystem, str]]":
+        """Speak with the storage; what fails on the way is not taken for a file that is damaged or gone."""
+        try:
+            yield self._open()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _failed(self, error) from None
+
     def _info(self) -> "FileInfo":
-        system, path = self._open()
-        return system.get_file_info(path)
+        with self._reached() as (system, path):
+            return system.get_file_info(path)
 
     def exists(self) -> bool:
         """Tell whether there is a file or a folder."""
@@ -107,9 +125,9 @@ class Remote:
         """Yield what lies in this folder; nothing where it does not exist."""
         from pyarrow.fs import FileSelector
 
-        system, path = self._open()
-        for info in system.get_file_info(FileSelector(path, allow_not_found=True)):
-            yield self / info.base_name
+        with self._reached() as (system, path):
+            found = system.get_file_info(FileSelector(path, allow_not_found=True))
+        return iter([self / info.base_name for info in found])
 
     def glob(self, pattern: str) -> "Iterator[Remote]":
         """Yield the files in this folder whose names match; a pattern is one name."""
@@ -117,8 +135,8 @@ class Remote:
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
         """Make the folder, where the storage knows folders."""
-        system, path = self._open()
-        system.create_dir(path, recursive=True)
+        with self._reached() as (system, path):
+            system.create_dir(path, recursive=True)
 
     def touch(self) -> None:
         """Make an empty file."""
@@ -126,22 +144,21 @@ class Remote:
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Delete the file."""
-        system, path = self._open()
         try:
-            system.delete_file(path)
+            with self._reached() as (system, path):
+                system.delete_file(path)
         except FileNotFoundError:
             if not missing_ok:
                 raise
 
     def remove(self) -> None:
         """Delete the folder with all that is in it."""
-        system, path = self._open()
-        system.delete_dir(path)
+        with self._reached() as (system, path):
+            system.delete_dir(path)
 
     def read_bytes(self) -> bytes:
         """Return the file's content."""
-        system, path = self._open()
-        with system.open_input_stream(path) as stream:
+        with self._reached() as (system, path), system.open_input_stream(path) as stream:
             return bytes(stream.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
@@ -149,7 +166,22 @@ class Remote:
         return self.read_bytes().decode(encoding)
 
     def put(self, data: "bytes | memoryview") -> None:
-        """Write the file whole or not at all."""
+        """Write the file whole or not at all: in a thread of its own, since a signal in the midst would close half."""
+        problems: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._put(data)
+            except BaseException as error:
+                problems.append(error)
+
+        writer = threading.Thread(target=work)
+        writer.start()
+        writer.join()
+        for problem in problems:
+            raise problem
+
+    def _put(self, data: "bytes | memoryview") -> None:
         system, path = self._open()
         whole = system.type_name in WHOLE_OBJECTS
         head, _, name = path.rpartition("/")
@@ -173,7 +205,7 @@ def _connect(root: str) -> "tuple[FileSystem, str]":
     try:
         system, path = FileSystem.from_uri(root)
     except (ArrowException, OSError, ValueError) as error:
-        raise BadInput("--out", root, f"no storage that can be opened: {_first_line(error)}") from None
+        raise BadInput("storage", root, f"no storage that can be opened: {_first_line(error)}") from None
     return system, path.rstrip("/")
 
 
@@ -193,10 +225,12 @@ def named(text: str) -> Folder:
     parts = urlsplit(text)
     if scheme == "file":
         return Path(parts.path)
-    if parts.password or (parts.username and scheme == "s3") or "secret" in parts.query:
+    unknown = set(parse_qs(parts.query, keep_blank_values=True)) - PLAIN_OPTIONS
+    if parts.password or (parts.username and scheme == "s3") or unknown:
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
-        why = "a URI ends up in logs and manifests: leave credentials to the environment or the storage's own files"
-        raise BadInput("--out", shown, why)
+        allowed = f"options of a URI are {', '.join(sorted(PLAIN_OPTIONS))}"
+        why = f"a URI ends up in logs: leave credentials to the environment or the storage's own files; {allowed}"
+        raise BadInput("storage", shown, why)
     return Remote(text.replace("/?", "?").rstrip("/"))
 
 

@@ -17,7 +17,6 @@ from qdsim.storage import Folder
 
 STALE_S = 300.0
 LOOK_EVERY_S = 2.0
-OVER = ("done", "failed", "interrupted", "gone")
 SAID = {
     "gone": "nobody runs it any more: qdsim resume RUN goes on from its last commit",
     "interrupted": "qdsim resume RUN goes on from its last commit",
@@ -34,7 +33,7 @@ def top(console: Console, run_dir: Folder, sleep: Callable[[float], None] = time
     """Show where a run is until it is over."""
     found = status.read(run_dir)
     with Live(_screen(found), console=console, auto_refresh=False) as live:
-        while found.state not in OVER:
+        while found.state == "running":
             sleep(LOOK_EVERY_S)
             found = status.read(run_dir)
             live.update(_screen(found), refresh=True)
@@ -51,7 +50,7 @@ def _screen(found: Status) -> RenderableType:
         lines.append(Text("starting: no round yet"))
     table = Table.grid(padding=(0, 2))
     for name, value in _facts(found).items():
-        table.add_row(Text(name, style="dim"), value)
+        table.add_row(Text(name, style="dim"), Text(value))
     lines.append(table)
     if found.state in SAID:
         lines.append(Text(SAID[found.state]))
@@ -73,7 +72,7 @@ def _bars(now: dict[str, Any]) -> Table:
 
 def _place(now: dict[str, Any]) -> str:
     named = who(now.get("cell", ""), now.get("seed", 0), now.get("method", ""), now.get("request", ""))
-    score = f"   {percent_scores(now)}, {now['round_s']:.1f} s" if now.get("test_accuracy") is not None else ""
+    score = f"   {percent_scores(now)}, {now.get('round_s', 0.0):.1f} s" if "test_accuracy" in now else ""
     return f"{named} {now['phase']} {now.get('round_number')}/{now.get('rounds')}{score}"
 
 

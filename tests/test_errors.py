@@ -41,7 +41,7 @@ EXAMPLES = [
     (
         StorageFailed("runs/x", "No space left on device", "free some"),
         3,
-        "cannot write runs/x: No space left on device; free some",
+        "storage fails at runs/x: No space left on device; free some",
     ),
     (Diverged("loss is infinite"), 4, "loss is infinite"),
 ]

@@ -95,6 +95,33 @@ def test_both_advised_fixes_work_for_any_number_of_clients(clients):
     assert lay_out(clients, wanted(gpus_per_client=0.5, clients_per_actor=int(packed)), [node(gpus=2)])
 
 
+def test_what_is_advised_counts_the_clients_that_an_actor_then_holds():
+    """300 MB an actor and 400 MB a client, in 4 GB: 2 of three are too few for eight clients, 2 of four are enough."""
+    there = [node(memory_bytes=4e9)]
+
+    def grows(packed):
+        return int(3e8 + 4e8 * packed)
+
+    with pytest.raises(CannotPlace) as refused:
+        lay_out(8, wanted(), there, grows)
+    assert refused.value.fix == "set cluster.clients_per_actor to 4"
+    assert lay_out(8, wanted(clients_per_actor=4), there, grows).memory_bytes == 19e8
+    assert len(lay_out(8, wanted(clients_per_actor="auto"), there, grows).clients) == 2
+
+
+def test_a_node_that_tells_of_no_memory_is_asked_for_none():
+    """Ray would place no bundle with memory there."""
+    assert lay_out(2, wanted(), [node(memory_bytes=0)]).bundle == {"CPU": 0.5}
+
+
+def test_actors_are_spread_and_one_that_moves_goes_where_the_fewest_sit():
+    """Three over two nodes: 0, 1, 0. With three on the first and none on the second, the next sits on the second."""
+    layout = Layout(((0,),), 0.0, 0.5)
+    assert assign(layout, [node(), node()], 3) == [0, 1, 0]
+    assert assign(layout, [node(), node()], 1, has=[3, 0]) == [1]
+    assert assign(layout, [node(), node()], 9) is None
+
+
 def test_nothing_mends_what_is_too_big_for_any_node():
     """One client that wants 0.5 GPU of a machine that has 100 MB of memory: said, without advice that does not work."""
     with pytest.raises(
@@ -116,8 +143,8 @@ def test_an_actors_memory_grows_with_its_batch_and_width():
     model = 4 * made.cells[0].model.num_params
     maps = 4 * 128 * (8**2 + 4**2)
     assert estimate.activation_bytes(made.cells[0].model) == maps
-    assert 0 <= estimate.actor_bytes(made) - (350 * 2**20 + 13 * 32 * maps + 6 * model) < 1e5
-    assert estimate.gpu_bytes(made) - estimate.CUDA_BYTES > 13 * 256 * maps
+    assert 0 <= estimate.actor_bytes(made, 1) - (350 * 2**20 + 13 * 32 * maps + 6 * model) < 1e5
+    assert estimate.gpu_bytes(made, 1) - estimate.CUDA_BYTES > 13 * 256 * maps
 
 
 @pytest.mark.ray

@@ -46,7 +46,7 @@ def test_a_rounds_time_is_that_of_its_busiest_actor(small):
     assert estimate.client_seconds(cell, train, "shared", at, COSTS) == pytest.approx(by_hand)
     times = estimate.phase_times(small, Layout(((0, 1, 2), (3,)), 0.0, 1.0), 2, COSTS)
     assert times[0].wall_s == pytest.approx(3 * (by_hand[:3].sum() + 360 * 1e-4 / 2 + estimate.ROUND_S))
-    assert (times[0].phase, times[0].rounds, times[0].waves) == ("train", 3, 2.0)
+    assert (times[0].phase, times[0].rounds, times[0].waves) == ("train", 3, 2)
 
 
 def test_every_phase_of_every_method_has_its_time(small):
@@ -69,6 +69,25 @@ def test_every_phase_of_every_method_has_its_time(small):
     largest = max(len(labels) for labels in at.labels)
     assert named["fump", "unlearn"].wall_s == pytest.approx(largest * 1e-4 + around_s + ends_s, rel=0.01)
     assert estimate.total_s(times) == estimate.START_S + sum(time.wall_s for time in times)
+
+
+def test_of_few_participants_each_takes_its_own_time(small):
+    """A quarter of four clients is one: a round lasts as long as the longest step, however many lanes there are."""
+    job = config.validate(SMALL | {"train": SMALL["train"] | {"participation": 0.25}})
+    made = plan.make(job, data.load("digits", ""))
+    cell, at = next(made.federations())
+    longest = estimate.client_seconds(cell, cell.training()[0], "shared", at, COSTS).max()
+    time = estimate.phase_times(made, Layout(((0,), (1,), (2,), (3,)), 0.0, 1.0), 4, COSTS)[0]
+    assert time.wall_s == pytest.approx(3 * (longest + 360 * 1e-4 / 4 + estimate.ROUND_S))
+    assert time.waves == 1
+
+
+def test_a_cell_with_a_wider_network_takes_longer():
+    """In proportion to its operations; the costs are those of the first cell."""
+    made = plan.make(config.validate(SMALL | {"sweep": {"model.width": [4, 16]}}), data.load("digits", ""))
+    first, second = (time for time in estimate.phase_times(made, Layout(((0, 1, 2, 3),), 0.0, 1.0), 1, COSTS)[:2])
+    ratio = made.cells[1].model.forward_flops / made.cells[0].model.forward_flops
+    assert (second.wall_s - 3 * estimate.ROUND_S) / (first.wall_s - 3 * estimate.ROUND_S) == pytest.approx(ratio)
 
 
 def test_fine_tuning_is_fifty_matchings_and_the_descents_between_them():

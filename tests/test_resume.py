@@ -12,7 +12,7 @@ import pytest
 from qdsim import lock
 from qdsim.algorithms import distillation
 from qdsim.checkpoint import Checkpoint
-from qdsim.errors import BadInput, QdsimError
+from qdsim.errors import BadInput, QdsimError, StorageFailed
 from qdsim.results import TableWriter, read_manifest
 from qdsim.verify import difference
 from tests.runs import run, table
@@ -215,6 +215,13 @@ def test_a_driver_that_outlives_its_command_stops_when_the_run_is_taken_over(tmp
         run(tmp_path, emit=taken_over)
     (left,) = tmp_path.glob("tiny-*")
     assert table(left, "rounds")["round"].max() == 2
+
+
+def test_a_lock_that_cannot_be_read_is_not_taken_for_a_dead_ones(tmp_path):
+    """Its owner may be alive; a folder in its place cannot be read by anybody."""
+    (tmp_path / "lock.json").mkdir()
+    with pytest.raises(StorageFailed, match=r"lock\.json.*see that the storage is there"), lock.held(tmp_path):
+        pass
 
 
 def test_a_lock_of_another_host_holds_for_its_lease(tmp_path):

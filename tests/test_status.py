@@ -8,6 +8,7 @@ from rich.console import Console
 
 from qdsim import lock, status, watch
 from qdsim.errors import BadInput
+from qdsim.progress import Progress
 from tests.runs import run
 
 
@@ -95,3 +96,35 @@ def test_what_is_no_run(tmp_path):
     """One line."""
     with pytest.raises(BadInput, match="not a run directory"):
         shown(tmp_path)
+
+
+def test_what_others_wrote_into_the_files_is_shown_as_text_or_not_at_all(watched, tmp_path):
+    """Markup, escape sequences, and values of another kind: no error, no order to the terminal."""
+    _, run_dir = watched
+    copy = tmp_path / run_dir.name
+    copy.mkdir()
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    odd = {"state": "failed", "error": "\x1b[2J[/red]", "started_at": "[bold]now"}
+    (copy / "manifest.json").write_text(json.dumps(manifest | odd))
+    progress = {
+        "phase": "train",
+        "share_done": "much",
+        "notes": None,
+        "left_s": float("nan"),
+        "cell": 3,
+        "tasks": "[/x]",
+    }
+    (copy / "progress.json").write_text(json.dumps(progress | {"test_accuracy": 0.5}))
+    text = shown(copy)
+    assert "[bold]now" in text
+    assert "\x1b" not in text
+    assert "test 50.0%" in text
+
+
+def test_a_request_is_counted_once_however_often_it_is_passed_over(tmp_path):
+    """A driver that was replaced says again what is done."""
+    recorder = status.Recorder(tmp_path, tasks=2)
+    for task in (0, 0, 1):
+        recorder.take(Progress(task, "", 0, "quickdrop", "class:9", "recover", 0, 0, 0, 0, 0.5, finished=True))
+    recorder.close()
+    assert json.loads((tmp_path / "progress.json").read_text())["tasks_done"] == 2

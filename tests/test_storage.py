@@ -3,9 +3,12 @@
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 
@@ -107,9 +110,48 @@ def test_uris_that_are_refused():
     with pytest.raises(BadInput, match="leave credentials to the environment") as refused:
         storage.folder("s3://user:verysecret@bucket/runs")
     assert "verysecret" not in str(refused.value)
+    with pytest.raises(BadInput, match="leave credentials") as refused:
+        storage.folder("abfs://c@account.dfs.core.windows.net/runs?sig=verysecret")
+    assert "verysecret" not in str(refused.value)
     with pytest.raises(BadInput, match="no storage that can be opened: Unrecognized filesystem type"):
         storage.folder("floppy://a/runs")
     assert str(storage.folder("file:///some/runs")) == "/some/runs"
+
+
+def test_a_storage_that_cannot_be_reached_is_not_taken_for_damage():
+    """Nobody listens there: exit code 3, and no advice to delete what may be whole."""
+    away = "s3://bucket/runs?region=us-east-1&endpoint_override=127.0.0.1:9&scheme=http"
+    with pytest.raises(StorageFailed, match="see that the storage is there"):
+        storage.folder(away)
+
+
+def test_an_upload_that_is_interrupted_still_ends(bucket, monkeypatch):
+    """The signal comes while the object is being written: it is there whole all the same."""
+    path = storage.folder(bucket) / "object"
+    real = Remote._put
+    began = threading.Event()
+
+    def slowly(self, data):
+        began.set()
+        time.sleep(0.5)
+        real(self, data)
+
+    def interrupt(*_):
+        raise Stopped
+
+    monkeypatch.setattr(Remote, "_put", slowly)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        threading.Thread(target=lambda: began.wait() and os.kill(os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Stopped):
+            path.put(b"whole")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    for _ in range(50):
+        if path.exists():
+            break
+        time.sleep(0.1)
+    assert path.read_bytes() == b"whole"
 
 
 def test_what_a_remote_shares_with_a_path():
@@ -119,6 +161,7 @@ def test_what_a_remote_shares_with_a_path():
     assert (run_dir.name, str(run_dir.parent)) == ("tiny-1", "s3://bucket/runs?region=x")
     assert str(run_dir.with_name("tiny-2")) == "s3://bucket/runs/tiny-2?region=x"
     assert (run_dir / "clients.parquet").stem == "clients"
+    assert str(Remote("hdfs:///user/runs") / "tiny-1") == "hdfs:///user/runs/tiny-1"
 
 
 def test_elsewhere_a_file_is_moved_to_its_name():

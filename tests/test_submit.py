@@ -37,7 +37,7 @@ def test_a_job_file_and_the_package_are_sent_and_nothing_else(tmp_path):
     [
         (["--set", "train.rouns=3", "--address", NOBODY], 2, "train.rouns = 3: unknown key"),
         (["--address", "auto"], 2, "--address = 'auto': the URL of the cluster's dashboard"),
-        (["--address", NOBODY, "--out", "s3://me:secret@b/runs"], 2, "--out = 's3://b/runs': a URI ends up in logs"),
+        (["--address", NOBODY, "--out", "s3://me:secret@b/runs"], 2, "storage = 's3://b/runs': a URI ends up in logs"),
         (["--address", NOBODY], 3, f"cannot reach the cluster at {NOBODY}: no answer ([Errno 111] Connection refused)"),
     ],
     ids=["key", "address", "secret", "nobody there"],
