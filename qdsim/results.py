@@ -74,6 +74,7 @@ def check_parts(run_dir: Folder) -> None:
         for path in paths:
             try:
                 data = read_part(path)
+                _check_columns(data, table)
                 if table == "stages":
                     ended += [row | {"part": path.stem} for row in data.select(["rounds_run"]).to_pylist()]
             except (OSError, ValueError, KeyError, pa.ArrowException) as error:
@@ -84,6 +85,14 @@ def check_parts(run_dir: Folder) -> None:
             if lost:
                 path = run_dir / "tables" / table / f"{round_stem(row['part'], lost[0])}.parquet"
                 raise BadInput("file", str(path), f"is gone, and with it rows of a finished round; {START_ANEW}")
+
+
+def _check_columns(data: pa.Table, table: str) -> None:
+    """Refuse columns that no version has: checksums cover a part's values, not its schema."""
+    known = {name: kind for name, kind, _ in tables.COLUMNS[table]}
+    odd = [field.name for field in data.schema if known.get(field.name) != field.type]
+    if odd:
+        raise ValueError(f"column {odd[0]!r} is none of this table's")
 
 
 def round_stem(part: str, round_number: int) -> str:

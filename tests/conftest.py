@@ -41,6 +41,7 @@ def make_compute(num_classes: int = 3, *, width: int = 4, size: int = 8, micro_b
     return Compute(model, torch.device("cpu"), micro_batch)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For ``--dist loadgroup``: a module stays in one process, with all others that use the same costly fixture."""
     modules = {item: item.nodeid.partition("::")[0] for item in items}
