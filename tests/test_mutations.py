@@ -152,7 +152,7 @@ def stopped(tmp_path_factory):
     return out
 
 
-@examples(40)
+@examples(25)
 @given(draws=st.randoms(use_true_random=False))
 def test_run_directories_with_files_changed(tmp_path_factory, stopped, undisturbed, draws):
     """One file of a stopped run, or of the trained state beside it, is changed or deleted; then the run is resumed.
