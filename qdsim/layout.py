@@ -85,7 +85,7 @@ class Layout:
     def __str__(self) -> str:
         """Say what is asked for."""
         each = [f"{self.gpus:g} GPU"] if self.gpus else []
-        each += [f"{self.cpus:g} CPU", f"{self.memory_bytes / 1e9:.2g} GB"]
+        each += [f"{self.cpus:g} CPU"] + ([f"{self.memory_bytes / 1e9:.2g} GB"] if self.memory_bytes else [])
         return f"{len(self.clients)} actors of {', '.join(each)} each"
 
 
@@ -101,20 +101,15 @@ def lay_out(
     ``actor_bytes(n)`` is what an actor with n clients is expected to take. ``gpus``: how many an autoscaler may come
     to; then nothing is refused, since nodes are still to come.
     """
-    there = int(sum(node.gpus for node in nodes))
-    may_grow = gpus is not None
-    total = max(there, gpus or 0)
-    if isinstance(wanted.clients_per_actor, int):
-        found = _at(wanted.clients_per_actor, clients, wanted, nodes, actor_bytes, total)
-        if may_grow or found.fits(nodes):
+    total = max(int(sum(node.gpus for node in nodes)), gpus or 0)
+    ask = _Ask(clients, wanted, nodes, actor_bytes, total)
+    fixed = wanted.clients_per_actor if isinstance(wanted.clients_per_actor, int) else None
+    for per_actor in range(1, clients + 1) if fixed is None else [fixed]:
+        found = ask.at(per_actor)
+        crowded = fixed is None and ask.shares_gpus and len(found.clients) > total * MOST_ACTORS_PER_GPU
+        if not crowded and (gpus is not None or found.fits(nodes)):
             return found
-        raise _refusal(found, clients, wanted, nodes, actor_bytes, total)
-    for per_actor in range(1, clients + 1):
-        found = _at(per_actor, clients, wanted, nodes, actor_bytes, total)
-        crowded = wanted.gpus_per_client == "auto" and total and len(found.clients) > total * MOST_ACTORS_PER_GPU
-        if not crowded and (may_grow or found.fits(nodes)):
-            return found
-    raise _refusal(found, clients, wanted, nodes, actor_bytes, total)
+    raise _refusal(ask, found)
 
 
 def assign(layout: Layout, nodes: Sequence[Node], count: int, has: Sequence[int] = ()) -> list[int] | None:
@@ -135,72 +130,69 @@ def assign(layout: Layout, nodes: Sequence[Node], count: int, has: Sequence[int]
     return chosen
 
 
-def _at(
-    per_actor: int,
-    clients: int,
-    wanted: ClusterSection,
-    nodes: Sequence[Node],
-    actor_bytes: Callable[[int], int],
-    gpus: int,
-) -> Layout:
-    """Return the layout with so many clients in an actor."""
-    groups = tuple(tuple(range(i, min(i + per_actor, clients))) for i in range(0, clients, per_actor))
-    if wanted.gpus_per_client == "auto":
-        fraction = 1 / -(-len(groups) // gpus) if gpus else 0.0
-    else:
-        fraction = float(wanted.gpus_per_client)
-    if isinstance(wanted.cpus_per_actor, float):
-        cpus = wanted.cpus_per_actor
-    else:
-        # where GPUs decide who sits where, CPUs must not: the node with the GPUs may have few of them
-        share = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
-        cpus = max(TOKEN_CPU, int(share * 100) / 100)
-    asked = wanted.memory_per_actor_gb
-    memory_bytes = int(asked * 1e9) if isinstance(asked, float) else actor_bytes(min(per_actor, clients))
-    if not all(node.memory_bytes for node in nodes):  # a node that tells of none has none that Ray would give
-        memory_bytes = 0
-    return Layout(groups, fraction, cpus, memory_bytes)
+@dataclass(frozen=True)
+class _Ask:
+    """What a layout is made of."""
+
+    clients: int
+    wanted: ClusterSection
+    nodes: Sequence[Node]
+    actor_bytes: Callable[[int], int]
+    gpus: int
+    """Of all nodes, those included that an autoscaler may add."""
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Tell whether there are GPUs, and their fractions are for us to choose."""
+        return self.wanted.gpus_per_client == "auto" and self.gpus > 0
+
+    def at(self, per_actor: int, **changes: float | str) -> Layout:
+        """Return the layout with so many clients in an actor, and some settings changed."""
+        wanted, clients, nodes, gpus = self.wanted.model_copy(update=changes), self.clients, self.nodes, self.gpus
+        groups = tuple(tuple(range(i, min(i + per_actor, clients))) for i in range(0, clients, per_actor))
+        if wanted.gpus_per_client == "auto":
+            fraction = 1 / -(-len(groups) // gpus) if gpus else 0.0
+        else:
+            fraction = float(wanted.gpus_per_client)
+        if isinstance(wanted.cpus_per_actor, float):
+            cpus = wanted.cpus_per_actor
+        else:
+            # where GPUs decide who sits where, CPUs must not: the node with the GPUs may have few of them
+            share = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
+            cpus = max(TOKEN_CPU, int(share * 100) / 100)
+        asked = wanted.memory_per_actor_gb
+        memory_bytes = int(asked * 1e9) if isinstance(asked, float) else self.actor_bytes(min(per_actor, clients))
+        if not all(node.memory_bytes for node in nodes):  # a node that tells of none has none that Ray would give
+            memory_bytes = 0
+        return Layout(groups, fraction, cpus, memory_bytes)
 
 
-def _refusal(
-    found: Layout,
-    clients: int,
-    wanted: ClusterSection,
-    nodes: Sequence[Node],
-    actor_bytes: Callable[[int], int],
-    gpus: int,
-) -> CannotPlace:
+def _refusal(ask: _Ask, found: Layout) -> CannotPlace:
     """Say what was asked, what each node holds, and a change of the settings that was tried here and fits."""
-    held = found.held_by(nodes)
+    nodes = ask.nodes
     cpus, memory = sum(n.cpus for n in nodes), sum(n.memory_bytes for n in nodes)
-    has = f"{gpus} GPUs, {cpus:g} CPUs and {memory / 1e9:.1f} GB on {len(nodes)} nodes, which hold {sum(held)}"
-    return CannotPlace(str(found), has, _fix(found, clients, wanted, nodes, actor_bytes, gpus), found.table(nodes))
+    held = f"which hold {sum(found.held_by(nodes))}"
+    has = f"{ask.gpus} GPUs, {cpus:g} CPUs and {memory / 1e9:.1f} GB on {len(nodes)} nodes, {held}"
+    return CannotPlace(str(found), has, _fix(ask, found), found.table(nodes))
 
 
-def _fix(
-    found: Layout,
-    clients: int,
-    wanted: ClusterSection,
-    nodes: Sequence[Node],
-    actor_bytes: Callable[[int], int],
-    gpus: int,
-) -> str:
+def _fix(ask: _Ask, found: Layout) -> str:
     """Return changes of one setting that were tried and fit; else the settings that ask for too much."""
+    nodes, gpus = ask.nodes, ask.gpus
 
     def fits(per_actor: int, **changes: float | str) -> bool:
-        changed = wanted.model_copy(update=changes)
-        return _at(per_actor, clients, changed, nodes, actor_bytes, gpus).fits(nodes)
+        return ask.at(per_actor, **changes).fits(nodes)
 
     per_actor = len(found.clients[0])
     ways = []
-    packed = next((n for n in range(per_actor + 1, clients + 1) if fits(n)), None)
+    packed = next((n for n in range(per_actor + 1, ask.clients + 1) if fits(n)), None)
     if packed is not None:
         ways.append(f"cluster.clients_per_actor to {packed}")
     smaller = UNIT // max(1, math.ceil(len(found.clients) / gpus)) / UNIT if gpus else 0.0
     if found.gpus and fits(per_actor, gpus_per_client=smaller):
         ways.append(f"cluster.gpus_per_client to {smaller:g}")
     for setting in ("cpus_per_actor", "memory_per_actor_gb"):
-        if not ways and getattr(wanted, setting) != "auto" and fits(per_actor, **{setting: "auto"}):
+        if not ways and getattr(ask.wanted, setting) != "auto" and fits(per_actor, **{setting: "auto"}):
             ways.append(f'cluster.{setting} to "auto"')
     if ways:
         return f"set {', or '.join(ways)}"
