@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from analysis import bench as benchmarks
 from analysis import pack as packing
 from analysis import page
 from analysis import report as reports
@@ -63,6 +64,24 @@ def pack(
         except BadInput as error:
             errors.print(str(error), markup=False)
             raise typer.Exit(2) from None
+
+
+@app.command()
+def bench(
+    folder: Annotated[Path, typer.Argument(help="Where qdsim bench has written.")],
+    out: Annotated[Path, typer.Option(help="Where to write; files of the same name are replaced.")] = Path("report"),
+) -> None:
+    """Draw what qdsim bench has measured: bench.md, and a PNG and a PDF of each benchmark."""
+    try:
+        measured, ratios, machine = benchmarks.load(folder)
+    except BadInput as error:
+        errors.print(str(error), markup=False)
+        raise typer.Exit(2) from None
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench.md").write_text(benchmarks.markdown(ratios, machine), encoding="utf-8")
+    made = [path for figure in benchmarks.figures(measured) for path in figure.write(out)]
+    for path in [out / "bench.md", *made]:
+        console.print(str(path), markup=False)
 
 
 if __name__ == "__main__":

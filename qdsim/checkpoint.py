@@ -1,10 +1,11 @@
-"""Commit points: after every round, all that the rest of the run depends on is durable.
+"""Commit points: once a round has been looked at, all that the rest of the run depends on is durable.
 
 ``<run>/checkpoint/commit.npz`` holds the cursor (cell, seed, method, request, phase, round), the global model and what
 the phases to come need of the past. It is one file, replaced whole, so whatever the moment of a crash there is one last
 complete commit. The rounds' rows are written before it, under names of their round: a round that is done again replaces
-its own. Synthetic sets are written by the actors that own them, before a client's update leaves it, into
-``<run>/checkpoint/clients/<training>/``, of which the last two of each client stay; the driver never reads them.
+its own. Clients are at work on the next round meanwhile, unless a rule waits for the accuracies. Synthetic sets are
+written by the actors that own them, before a client's update leaves it, into ``<run>/checkpoint/clients/<training>/``,
+of which the last three of each client stay; the driver never reads them.
 """
 
 import json

@@ -260,6 +260,24 @@ def show(
 
 
 @app.command()
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; by default all.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the Parquet files go.")] = Path("bench"),
+    flower: Annotated[
+        str | None, typer.Option(metavar="PYTHON", help="Of an environment with flwr[simulation] and torch.")
+    ] = None,
+    svhn: Annotated[str | None, typer.Option(metavar="DIR", help="Where SVHN's .mat files lie, for memory.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each thing is measured.")] = 3,
+    debug: DEBUG = False,
+) -> None:
+    """Measure this machine: qdsim against a bare PyTorch loop, plain FedAvg and Flower, as ratios."""
+    from qdsim.bench import suite
+
+    suite.run(suite.chosen(names or []), rounds, flower, svhn, Console(), out)
+    say(f"python -m analysis bench {out} draws it")
+
+
+@app.command()
 def jobs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where job files lie.")] = Path("jobs"),
     debug: DEBUG = False,

@@ -16,8 +16,9 @@ Matching needs ∇_S d(∇_θ L^S, ∇_θ L^D). With v = ∂d/∂(∇_θ L^S) it
 more pass forwards and one backwards that carry tangents (Pearlmutter's R operator, a dot in names below: ``dz``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +46,8 @@ class _Block:
     """(n, width, 1, 1), as all means over positions."""
     a: Tensor
     padding: int
+    half: torch.dtype | None
+    """What convolutions are computed in, where it is not the dtype of everything else."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +88,22 @@ class Returned:
     blocks: list[_Back]
 
 
-def forward(model: ConvNet, params: Params, images: Tensor, keep: bool = True) -> Pass:
-    """Run the network on normalised images (n, c, h, w); without ``keep`` there is no way back."""
+def forward(model: ConvNet, params: Params, images: Tensor, keep: bool = True, half: torch.dtype | None = None) -> Pass:
+    """Run the network on normalised images (n, c, h, w); without ``keep`` there is no way back.
+
+    ``half``: a shorter dtype for the convolutions, here and on the way back; sums and means stay in the images' own.
+    """
     params = {name: layout(tensor) if tensor.ndim == 4 else tensor for name, tensor in params.items()}
     x, blocks = layout(images), []
     for block in range(model.depth):
         padding = model.first_padding if block == 0 else 1
-        h = F.conv2d(x, params[f"conv{block}.weight"], params[f"conv{block}.bias"], padding=padding)
+        h = _convolution(x, params[f"conv{block}.weight"], padding, half, params[f"conv{block}.bias"])
         h -= _mean(h)
         r = (_mean(h * h) + NORM_EPS).rsqrt_()
         h *= r
         a = torch.addcmul(_channel(params[f"norm{block}.bias"]), h, _channel(params[f"norm{block}.weight"])).relu_()
         if keep:
-            blocks.append(_Block(x, h, r, a, padding))
+            blocks.append(_Block(x, h, r, a, padding, half))
         x = F.avg_pool2d(a, 2)
     features = x.flatten(1)
     logits = F.linear(features, params["linear.weight"], params["linear.bias"])
@@ -115,7 +121,7 @@ def backward(done: Pass, g: Tensor) -> Returned:
         u.mul_(scale).sub_(scale * mean).addcmul_(own.h, -scale * mean_h)
         found.append(_Back(pooled, u, scale, mean, mean_h))
         if block:
-            pooled = _to_input(own.x, done.params[f"conv{block}.weight"], u, own.padding)
+            pooled = _to_input(own, own.x, done.params[f"conv{block}.weight"], u)
     return Returned(g, found[::-1])
 
 
@@ -150,7 +156,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
         filters = v[f"conv{block}.weight"]
         u = _convolve(own, filters, pieces)
         if dx is not None:
-            u += F.conv2d(dx, params[f"conv{block}.weight"], padding=own.padding)
+            u += _convolution(dx, params[f"conv{block}.weight"], own.padding, own.half)
         mean_h = _mean(u * own.h)
         u *= own.r
         u -= _mean(u)
@@ -173,7 +179,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     for block in reversed(range(1, len(done.blocks))):
         own, g = done.blocks[block], back.blocks[block]
         u = _back_through_norm(own, g, pooled, *tangents[block])
-        pooled = _to_input(own.x, params[f"conv{block}.weight"], u, own.padding)
+        pooled = _to_input(own, own.x, params[f"conv{block}.weight"], u)
         filters = v[f"conv{block}.weight"]
         _add_to_input(own, filters, g.z, pieces, pooled)
     own, g = done.blocks[0], back.blocks[0]
@@ -186,6 +192,19 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     return F.fold(columns, own.x.shape[2:], kernel.shape[2:], padding=own.padding)
 
 
+Forward = Callable[[ConvNet, Params, Tensor, bool, torch.dtype | None], Pass]
+Backward = Callable[[Pass, Tensor], Returned]
+
+
+@cache
+def passes(compiled: bool) -> tuple[Forward, Backward]:
+    """Return :func:`forward` and :func:`backward`, as they are or compiled: then what lies between convolutions is
+    one kernel instead of many. Every size of a batch is compiled for itself."""
+    if not compiled:
+        return forward, backward
+    return torch.compile(forward, dynamic=False), torch.compile(backward, dynamic=False)
+
+
 def class_by_class(device: torch.device) -> bool:
     """Tell whether products with the classes' own filters are formed one after the other: not on a GPU."""
     return device.type == "cpu"
@@ -194,20 +213,21 @@ def class_by_class(device: torch.device) -> bool:
 def _convolve(own: _Block, filters: Tensor, pieces: Pieces) -> Tensor:
     """Convolve each class's samples with its own filters."""
     if len(pieces) == 1 or class_by_class(filters.device):
-        return torch.cat([F.conv2d(own.x[part], filters[place], padding=own.padding) for place, part in pieces])
+        found = [_convolution(own.x[part], filters[place], own.padding, own.half) for place, part in pieces]
+        return torch.cat(found)
     columns = F.unfold(own.x, filters.shape[3:], padding=own.padding)
-    return torch.bmm(filters.flatten(2)[_places(pieces, filters.device)], columns).view_as(own.h)
+    of_samples = filters.flatten(2)[_places(pieces, filters.device)]
+    return _product(torch.bmm, own.half, of_samples, columns).view_as(own.h)
 
 
 def _add_to_filters(own: _Block, g_z: Tensor, pieces: Pieces, into: Tensor) -> None:
     """Add ∂L/∂w of each class at its place in ``into`` (classes, width, channels, 3, 3)."""
     if len(pieces) == 1 or class_by_class(into.device):
         for place, part in pieces:
-            shape: torch.Size = into.shape[1:]
-            into[place] += conv2d_weight(own.x[part], shape, g_z[part], padding=own.padding)  # type: ignore[no-untyped-call]
+            into[place] += _to_filters(own, own.x[part], into.shape[1:], g_z[part])
         return
     columns = F.unfold(own.x, into.shape[3:], padding=own.padding)
-    of_samples = torch.bmm(g_z.flatten(2), columns.transpose(1, 2)).view(-1, *into.shape[1:])
+    of_samples = _product(torch.bmm, own.half, g_z.flatten(2), columns.transpose(1, 2)).view(-1, *into.shape[1:])
     into.index_add_(0, _places(pieces, into.device), of_samples)
 
 
@@ -215,9 +235,10 @@ def _add_to_input(own: _Block, filters: Tensor, g_z: Tensor, pieces: Pieces, int
     """Add what goes back through each class's own filters to the block's input."""
     if len(pieces) == 1 or class_by_class(filters.device):
         for place, part in pieces:
-            into[part] += _to_input(own.x[part], filters[place], g_z[part], own.padding)
+            into[part] += _to_input(own, own.x[part], filters[place], g_z[part])
         return
-    columns = torch.bmm(filters.flatten(2)[_places(pieces, filters.device)].transpose(1, 2), g_z.flatten(2))
+    of_samples = filters.flatten(2)[_places(pieces, filters.device)].transpose(1, 2)
+    columns = _product(torch.bmm, own.half, of_samples, g_z.flatten(2))
     into += F.fold(columns, own.x.shape[2:], filters.shape[3:], padding=own.padding)
 
 
@@ -242,9 +263,36 @@ def _back_through_norm(own: _Block, g: _Back, pooled: Tensor, dh: Tensor, mean_h
     return u.addcmul_(g.z, -own.r * mean_h).addcmul_(dh, -g.scale * g.mean_h)
 
 
-def _to_input(x: Tensor, filters: Tensor, g_z: Tensor, padding: int) -> Tensor:
-    found: Tensor = conv2d_input(x.shape, filters, g_z, padding=padding)  # type: ignore[no-untyped-call]
-    return found
+def _convolution(
+    x: Tensor, filters: Tensor, padding: int, half: torch.dtype | None, bias: Tensor | None = None
+) -> Tensor:
+    if half is None:
+        return F.conv2d(x, filters, bias, padding=padding)
+    # normalisation takes a bias away again, so there is nothing to add in the shorter numbers
+    return _product(lambda a, b: F.conv2d(a, b, padding=padding), half, x, filters)
+
+
+def _to_input(own: _Block, x: Tensor, filters: Tensor, g_z: Tensor) -> Tensor:
+    def back(filters: Tensor, g_z: Tensor) -> Tensor:
+        found: Tensor = conv2d_input(x.shape, filters, g_z, padding=own.padding)  # type: ignore[no-untyped-call]
+        return found
+
+    return _product(back, own.half, filters, g_z)
+
+
+def _to_filters(own: _Block, x: Tensor, shape: torch.Size, g_z: Tensor) -> Tensor:
+    def back(x: Tensor, g_z: Tensor) -> Tensor:
+        found: Tensor = conv2d_weight(x, shape, g_z, padding=own.padding)  # type: ignore[no-untyped-call]
+        return found
+
+    return _product(back, own.half, x, g_z)
+
+
+def _product(product: Callable[[Tensor, Tensor], Tensor], half: torch.dtype | None, a: Tensor, b: Tensor) -> Tensor:
+    """Multiply in a shorter dtype, where one is given; the result has the dtype of the factors."""
+    if half is None:
+        return product(a, b)
+    return product(a.to(half), b.to(half)).to(a.dtype)
 
 
 def _unpool(own: _Block, pooled: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from qdsim import params as P
 from qdsim.algorithms import METHODS
 from qdsim.checkpoint import Checkpoint, Commit
 from qdsim.evaluation import Counts
-from qdsim.federation import Executor, RoundResult, run_rounds
+from qdsim.federation import Executor, Looked, RoundResult, Then, run_rounds
 from qdsim.forgetting import NOTHING, Branch
 from qdsim.history import History
 from qdsim.hosts import Keep, Shard
@@ -226,7 +226,10 @@ class Experiment:
             if commit.named["phase"] == "relearn":
                 last_row = self._last_row(place, passed[-1]) if passed else None
         else:
-            scores, _ = self._scores(task.cell, params, task.branch)
+            found: list[Looked] = []
+            self._look(params, task.branch, found.append)
+            self._executor.finish_look()
+            scores = self._scores(task.cell, task.branch, found[0])
         if not names:  # the last class of a sequence: trained on nothing, a model is an untrained one
             forgot = self._init(place, request=task.branch.label, phase="unlearn")
         storage = self._storage(place, history)
@@ -290,31 +293,40 @@ class Experiment:
         rule = phase.rule if phase.stage.stop == "converged" else None
         first = phase.stage.rounds + 1 if commit and commit.ended else len(done) + 1
         recording = history if phase.name == "train" else None
-        for result in run_rounds(
-            phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client, recording, first, keep
-        ):
-            params = result.params
+
+        def end_round(result: RoundResult, looked: Looked) -> None:
+            """Write what a round was and commit it; clients may be at work on the next one."""
             began_s = time.perf_counter()
-            scores, counts = self._scores(cell, params, branch)
-            row = {**named, "round": result.round_number, **scores, **rows.costs(result)}
-            over = rule is not None and rule.reached(rows.scores_of(phase, [*done, row], before))
-            ended = over or result.round_number == phase.stage.rounds
-            if branch.label and ended:
-                row |= self._own_scores(params, seed_plan, branch)
-            row |= {"data_size": int(sizes.sum()), "params_sha256": P.sha256(params), "reused": False}
-            row["evaluation_s"] = time.perf_counter() - began_s
+            row = {**named, "round": result.round_number, **self._scores(cell, branch, looked), **rows.costs(result)}
             done.append(row)
+            ended = over() or result.round_number == phase.stage.rounds
+            if branch.label and ended:
+                row |= self._own_scores(result.params, seed_plan, branch)
+            row |= {"data_size": int(sizes.sum()), "params_sha256": P.sha256(result.params), "reused": False}
+            row["evaluation_s"] = looked.elapsed_s + time.perf_counter() - began_s
             self._still_own()
-            self._write_round(row, named, result, counts)
+            self._write_round(row, named, result, looked.test)
             if keep is not None and states is not None:
-                states |= dict.fromkeys((u.client_id for u in result.updates), hosts.tag(phase.name, row["round"]))
-            self._checkpoint.save(Commit(named, row["round"], ended, before, params, forgot, history, states))
+                states.update(dict.fromkeys((u.client_id for u in result.updates), hosts.tag(phase.name, row["round"])))
+            past = recording.until(row["round"]) if recording is not None else history
+            self._checkpoint.save(Commit(named, row["round"], ended, before, result.params, forgot, past, states))
             self._done += work / phase.stage.rounds
             on_row = replace(at, round_number=result.round_number, clients_done=result.expected)
             here = replace(on_row, clients=result.expected, share_done=self._share())
             self._emit(replace(here, row=row, phase_ended=ended))
-            if over:
-                break
+
+        def over() -> bool:
+            return rule is not None and rule.reached(rows.scores_of(phase, done, before))
+
+        for result in run_rounds(
+            phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client, recording, first, keep
+        ):
+            params = result.params
+            self._look(params, branch, partial(end_round, result))
+            if rule is not None or result.round_number == phase.stage.rounds:
+                self._executor.finish_look()
+                if over():
+                    break
         self._done = until
         self._writer.append("stages", rows.part(named), [rows.stage_row(named, done, phase, before, storage)])
         ended_with: Scores = {name: done[-1].get(name) for name in SCORES if done[-1].get(name) is not None}
@@ -333,21 +345,25 @@ class Experiment:
     def _share(self) -> float:
         return min(1.0, self._done / self._expected)
 
-    def _scores(self, cell: Cell, params: Params, branch: Branch) -> tuple[Scores, Counts]:
+    def _look(self, params: Params, branch: Branch, then: Then) -> None:
+        """Ask for all that accuracies are made of: the test set, and a forgotten client's own data."""
+        num_test = len(self._plan.test_labels)
+        self._executor.look(params, num_test, sorted(branch.forget.clients), branch, then)
+
+    def _scores(self, cell: Cell, branch: Branch, looked: Looked) -> Scores:
         """Test accuracies; for a client request F-Set is the client's own data (it has no test data)."""
-        counts = self._executor.test_counts(params, len(self._plan.test_labels))
+        counts = looked.test
         scores: Scores = {"test_accuracy": counts.accuracy()}
         if not branch.label:
-            return scores, counts
-        if branch.forget.clients:
+            return scores
+        if looked.own is not None:
             scores["retain_accuracy"] = counts.accuracy()
-            own, _ = self._executor.own_counts(params, sorted(branch.forget.clients), branch)
-            scores["forget_accuracy"] = own.accuracy()
+            scores["forget_accuracy"] = looked.own.accuracy()
         else:
             kept = set(range(cell.model.num_classes)) - branch.gone.classes
             scores["retain_accuracy"] = counts.accuracy(kept)
             scores["forget_accuracy"] = counts.accuracy(branch.forget.classes)
-        return scores, counts
+        return scores
 
     def _own_scores(self, params: Params, seed_plan: SeedPlan, branch: Branch) -> Scores:
         everyone = list(range(len(seed_plan.labels)))

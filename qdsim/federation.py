@@ -22,6 +22,20 @@ from qdsim.phases import Assignment, ClientStep, ClientUpdate, Phase
 from qdsim.storage import Folder
 
 
+@dataclass(frozen=True)
+class Looked:
+    """What looking at a model found."""
+
+    test: Counts
+    own: Counts | None
+    """On the data of the clients that a request is about, where it is about clients."""
+    elapsed_s: float
+    """The least time that it takes on the actors there are."""
+
+
+Then = Callable[[Looked], None]
+
+
 class Executor(Protocol):
     """Where clients live. Every method gives the same numbers whatever stands behind it."""
 
@@ -30,6 +44,9 @@ class Executor(Protocol):
 
     busy_s: float
     """The least time that its steps could take on the actors and slots there are; the rest of the wait is moving."""
+
+    beside_s: float
+    """By how much that grows because of what was looked at beside it."""
 
     device: str
     """``cpu`` or ``cuda``: their bits differ."""
@@ -51,6 +68,15 @@ class Executor(Protocol):
         ``keep`` is the folder into which the owners write the states that the step changes; None where it changes
         none, empty where not every owner sees one.
         """
+
+    def look(self, params: Params, num_test: int, client_ids: list[int], branch: Branch, then: Then) -> None:
+        """Count on the test set, and these clients' forget sets, beside the next ``map``: ``then`` is told at once.
+
+        Nothing else may be asked before that ``map``, or before :meth:`finish_look`.
+        """
+
+    def finish_look(self) -> None:
+        """Wait for what :meth:`look` has asked for, with nothing beside it."""
 
     def test_counts(self, params: Params, num_test: int) -> Counts:
         """Count correct answers on the test set."""
@@ -91,7 +117,7 @@ class InlineExecutor:
 
     def __init__(self, host: ClientHost):
         self._host = host
-        self.wait_s = self.busy_s = 0.0
+        self.wait_s = self.busy_s = self.beside_s = 0.0
         self.device = "cpu"
 
     def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
@@ -122,6 +148,15 @@ class InlineExecutor:
             self.busy_s += update.step_s
             on_done(done)
             yield update
+
+    def look(self, params: Params, num_test: int, client_ids: list[int], branch: Branch, then: Then) -> None:
+        """Look at once: here nothing can run beside it."""
+        began_s = time.perf_counter()
+        own = self.own_counts(params, client_ids, branch)[0] if client_ids else None
+        then(Looked(self.test_counts(params, num_test), own, time.perf_counter() - began_s))
+
+    def finish_look(self) -> None:
+        """Nothing to do: it is done."""
 
     def test_counts(self, params: Params, num_test: int) -> Counts:
         """Count on the whole test set."""
@@ -178,6 +213,7 @@ class RoundResult:
     expected: int
     bytes_down: int
     wall_s: float
+    """From the choice of participants to the new model, without what looking at the model before has added to it."""
     wait_s: float
     busy_s: float
     aggregation_s: float
@@ -206,7 +242,8 @@ def run_rounds(
         ids = phase.select(sizes, names)
         kept: list[ClientUpdate] = []
         report = partial(on_client, round_number, len(ids))
-        executor.wait_s = executor.busy_s = 0.0  # a round without participants asks nobody, and so resets nothing
+        # a round without participants asks nobody, and so resets nothing
+        executor.wait_s = executor.busy_s = executor.beside_s = 0.0
         updates = executor.map(phase.client_step, params, ids, names, report, keep)
         before_s = time.perf_counter()
         params = phase.server_step(params, _dropping_deltas(updates, kept, names, history), names)
@@ -217,7 +254,7 @@ def run_rounds(
             updates=kept,
             expected=len(ids),
             bytes_down=len(ids) * P.size_bytes(params),
-            wall_s=time.perf_counter() - started_s,
+            wall_s=time.perf_counter() - started_s - executor.beside_s,
             wait_s=executor.wait_s,
             busy_s=executor.busy_s,
             aggregation_s=max(0.0, step_s - executor.wait_s),

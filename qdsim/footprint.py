@@ -18,8 +18,8 @@ def storage_bytes(plan: Plan) -> int:
         model, sets = model_bytes(cell), synthetic_bytes(cell, seed_plan)
         first = model * cell.job.partition.clients
         states += model + first + sets
-        # a file and the one that is about to replace it; of synthetic sets the last two, and the one being written
-        checkpoint = max(checkpoint, 2 * 2 * model + first + 3 * sets)
+        # a file and the one that is about to replace it; of synthetic sets the last three, and the one being written
+        checkpoint = max(checkpoint, 2 * 2 * model + first + 4 * sets)
         for phase in cell.training():
             tables += _rows_bytes(phase.stage.rounds, cell)
     for task in plan.tasks():

@@ -40,6 +40,10 @@ class History:
         if round_number == 1:
             self.first[client_id] = P.clone(delta)
 
+    def until(self, round_number: int) -> "History":
+        """Return what was recorded up to a round: the next one may be under way."""
+        return History({number: own for number, own in self.rounds.items() if number <= round_number}, self.first)
+
     def storage_bytes(self, rounds: list[int], *, whole_first: bool) -> tuple[int, int]:
         """Return what is kept of these rounds, and what keeping every update whole would take."""
         kept = nominal = 0

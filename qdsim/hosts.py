@@ -194,12 +194,15 @@ class ClientHost:
                 arrays.write(folder / f"{client_id}.npz", client.synthetic.to_arrays())
 
     def _keep(self, folder: Folder, client: ClientState, names: Assignment) -> None:
-        """Write a client's state after a round; of the older ones the last stays, since it may be the committed one."""
+        """Write a client's state after a round.
+
+        Of the older ones two stay: a round is committed once it has been looked at, and the next one begins before.
+        """
         assert client.synthetic is not None
         older = storage.inside(folder, f"{client.client_id}.*.npz")
         path = state_path(folder, client.client_id, tag(names.phase, names.round_number))
         arrays.write(path, client.synthetic.to_arrays())
-        for file in [file for file in older if file.name < path.name][:-1]:
+        for file in [file for file in older if file.name < path.name][:-2]:
             file.unlink(missing_ok=True)
 
     def restore(self, folder: Folder, reached: dict[int, str]) -> None:

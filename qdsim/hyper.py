@@ -1,6 +1,17 @@
 """Hyper-parameters as the algorithms see them: plain frozen values, checked by ``config.py``."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How a step is computed: all of it moves bits, so it is the same in every process."""
+
+    threads: int = 1
+    micro_batch: int | Literal["auto"] = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, Storag
 from qdsim.experiment import Experiment
 from qdsim.federation import InlineExecutor
 from qdsim.hosts import ClientHost, Images, keep_freed_memory, use_threads
-from qdsim.phases import Compute, resolve_micro_batch
+from qdsim.phases import make_compute
 from qdsim.plan import Cell, Plan, make
 from qdsim.planner import Machines, Outlook
 from qdsim.progress import Progress
@@ -188,7 +188,7 @@ def _run_inline(plan: Plan, run_dir: Folder, owner: str, images: Images, emit: C
     use_threads(plan.job.cluster.threads)
     keep_freed_memory()
     device = torch.device("cpu")
-    compute = Compute(plan.cells[0].model, device, resolve_micro_batch(plan.job.cluster.micro_batch, device))
+    compute = make_compute(plan.cells[0].model, device, plan.job.cluster.numerics())
     executor = InlineExecutor(ClientHost(compute, images))
     Experiment(plan, executor, run_dir, emit, owner).run()
 

@@ -95,14 +95,16 @@ def lay_out(
     nodes: Sequence[Node],
     actor_bytes: Callable[[int], int] = lambda packed: ACTOR_BYTES,
     gpus: int | None = None,
+    loads: Sequence[float] = (),
 ) -> Layout:
     """Divide clients into actors and choose each actor's share of a node; refuse what does not fit.
 
     ``actor_bytes(n)`` is what an actor with n clients is expected to take. ``gpus``: how many an autoscaler may come
-    to; then nothing is refused, since nodes are still to come.
+    to; then nothing is refused, since nodes are still to come. ``loads`` says how much each client has to do: actors
+    get about equal sums of it, since a round lasts as long as the busiest of them.
     """
     total = max(int(sum(node.gpus for node in nodes)), gpus or 0)
-    ask = _Ask(clients, wanted, nodes, actor_bytes, total)
+    ask = _Ask(clients, wanted, nodes, actor_bytes, total, loads)
     fixed = wanted.clients_per_actor if isinstance(wanted.clients_per_actor, int) else None
     for per_actor in range(1, clients + 1) if fixed is None else [fixed]:
         found = ask.at(per_actor)
@@ -110,6 +112,17 @@ def lay_out(
         if not crowded and (gpus is not None or found.fits(nodes)):
             return found
     raise _refusal(ask, found)
+
+
+def grouped(clients: int, most: int, loads: Sequence[float] = ()) -> tuple[tuple[int, ...], ...]:
+    """Divide clients into groups of at most ``most``: the one with the most to do goes to the group with the least."""
+    if not loads or most == 1:
+        return tuple(tuple(range(i, min(i + most, clients))) for i in range(0, clients, most))
+    groups: list[list[int]] = [[] for _ in range(-(-clients // most))]
+    for i in sorted(range(clients), key=lambda i: -loads[i]):
+        open_ones = [group for group in groups if len(group) < most]
+        min(open_ones, key=lambda group: sum(loads[j] for j in group)).append(i)
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
 def assign(layout: Layout, nodes: Sequence[Node], count: int, has: Sequence[int] = ()) -> list[int] | None:
@@ -140,6 +153,7 @@ class _Ask:
     actor_bytes: Callable[[int], int]
     gpus: int
     """Of all nodes, those included that an autoscaler may add."""
+    loads: Sequence[float] = ()
 
     @property
     def shares_gpus(self) -> bool:
@@ -149,7 +163,7 @@ class _Ask:
     def at(self, per_actor: int, **changes: float | str) -> Layout:
         """Return the layout with so many clients in an actor, and some settings changed."""
         wanted, clients, nodes, gpus = self.wanted.model_copy(update=changes), self.clients, self.nodes, self.gpus
-        groups = tuple(tuple(range(i, min(i + per_actor, clients))) for i in range(0, clients, per_actor))
+        groups = grouped(clients, per_actor, self.loads)
         if wanted.gpus_per_client == "auto":
             fraction = 1 / -(-len(groups) // gpus) if gpus else 0.0
         else:
@@ -183,7 +197,7 @@ def _fix(ask: _Ask, found: Layout) -> str:
     def fits(per_actor: int, **changes: float | str) -> bool:
         return ask.at(per_actor, **changes).fits(nodes)
 
-    per_actor = len(found.clients[0])
+    per_actor = max(len(group) for group in found.clients)
     ways = []
     packed = next((n for n in range(per_actor + 1, ask.clients + 1) if fits(n)), None)
     if packed is not None:

@@ -6,11 +6,12 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from qdsim import seeds
+from qdsim import derivatives, seeds
 from qdsim.clients import ClientState
 from qdsim.forgetting import View
-from qdsim.hyper import Stage
+from qdsim.hyper import Numerics, Stage
 from qdsim.models import ConvNet
 from qdsim.params import Params
 from qdsim.stopping import Rule
@@ -27,13 +28,26 @@ class Compute:
     device: torch.device
     micro_batch: int
     """Gradients are summed over pieces of this many samples. Part of the configuration: it moves bits."""
+    half: torch.dtype | None = None
+    """What convolutions are computed in, if not in float32."""
+    compiled: bool = False
+
+    def forward(self, params: Params, images: Tensor) -> derivatives.Pass:
+        """Run the network, with a way back."""
+        return derivatives.passes(self.compiled)[0](self.model, params, images, True, self.half)
+
+    def backward(self, done: derivatives.Pass, g: Tensor) -> derivatives.Returned:
+        """Go back from ∂L/∂logits."""
+        return derivatives.passes(self.compiled)[1](done, g)
 
 
-def resolve_micro_batch(wanted: int | str, device: torch.device) -> int:
-    """Return the fixed size of a micro-batch: ``auto`` is 32 on the CPU, where the cache is short."""
-    if isinstance(wanted, int):
-        return wanted
-    return CPU_MICRO_BATCH if device.type == "cpu" else WHOLE_BATCH
+def make_compute(model: ConvNet, device: torch.device, numerics: Numerics) -> Compute:
+    """Return what a process computes with; a micro-batch of ``auto`` is 32 on the CPU, where the cache is short."""
+    micro_batch = CPU_MICRO_BATCH if device.type == "cpu" else WHOLE_BATCH
+    if isinstance(numerics.micro_batch, int):
+        micro_batch = numerics.micro_batch
+    half = torch.bfloat16 if numerics.precision == "bfloat16" else None
+    return Compute(model, device, micro_batch, half, numerics.compile)
 
 
 @dataclass(frozen=True)

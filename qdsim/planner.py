@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -13,7 +12,7 @@ from qdsim import plan as plans
 from qdsim.config import Job
 from qdsim.errors import BadInput, CannotPlace, MissingData
 from qdsim.estimate import Costs, PhaseTime
-from qdsim.layout import UNIT, Layout, Node, assign, lay_out
+from qdsim.layout import UNIT, Layout, Node, assign
 from qdsim.plan import Plan
 
 RAY_SHARE = 0.7
@@ -96,8 +95,7 @@ def look_ahead(job: Job, machines: Machines, measure: Measure) -> Outlook:
         dataset = data.stand_in(wanted.dataset)
         notes.append(dataset.note)
     plan = plans.make(job, dataset)
-    expected = partial(estimate.actor_bytes, plan)
-    layout = lay_out(plan.max_clients, job.cluster, machines.nodes, expected, machines.most_gpus)
+    layout = estimate.layout_of(plan, machines.nodes, machines.most_gpus)
     packed = max(len(group) for group in layout.clients)
     on_gpu = estimate.gpu_bytes(plan, packed) if layout.gpus else 0
     if layout.gpus and machines.gpu_bytes:

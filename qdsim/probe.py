@@ -14,9 +14,9 @@ from qdsim.data import Pixels
 from qdsim.estimate import Costs
 from qdsim.forgetting import View
 from qdsim.hosts import ClientHost, Images, Shard, keep_freed_memory, use_threads
-from qdsim.hyper import Hyper
+from qdsim.hyper import Hyper, Numerics
 from qdsim.models import ConvNet
-from qdsim.phases import Assignment, Compute, resolve_micro_batch
+from qdsim.phases import Assignment, make_compute
 from qdsim.plan import Plan
 from qdsim.stopping import TRAINED
 
@@ -34,8 +34,7 @@ class Sample:
     hyper: Hyper
     distils: bool
     labels: np.ndarray
-    threads: int
-    micro_batch: int | str
+    numerics: Numerics
 
 
 def sample_of(plan: Plan) -> Sample:
@@ -44,9 +43,8 @@ def sample_of(plan: Plan) -> Sample:
     batch = np.minimum([len(labels) for labels in at.labels], cell.hyper.train.batch_size)
     work = batch + at.partition.synthetic_counts(cell.hyper.synthetic.scale).sum(1)
     chosen = int(np.abs(work - work.mean()).argmin())
-    cluster = cell.job.cluster
     labels = at.labels[chosen][:: max(1, len(at.labels[chosen]) // MOST_SAMPLES)]
-    return Sample(cell.model, cell.hyper, cell.distils, labels, cluster.threads, cluster.micro_batch)
+    return Sample(cell.model, cell.hyper, cell.distils, labels, cell.job.cluster.numerics())
 
 
 def measure(sample: Sample, device: torch.device | None = None) -> Costs:
@@ -54,14 +52,14 @@ def measure(sample: Sample, device: torch.device | None = None) -> Costs:
 
     The clock is that of ``compute_s``, CPU time or device time: what else the machine does at the moment is left out.
     """
-    use_threads(sample.threads)
+    use_threads(sample.numerics.threads)
     keep_freed_memory()
     device = device or torch.device("cpu")
     rng = np.random.default_rng(SEED)
     shape = (sample.model.channels, sample.model.size, sample.model.size)
     pool = rng.integers(0, 256, (max(len(sample.labels), EVALUATED), *shape), dtype=np.uint8)
     pixels = Pixels((0.5,) * shape[0], (0.25,) * shape[0])
-    compute = Compute(sample.model, device, resolve_micro_batch(sample.micro_batch, device))
+    compute = make_compute(sample.model, device, sample.numerics)
     host = ClientHost(compute, Images(pool, pool, np.zeros(len(pool), np.int64), pixels))
     shard = Shard(0, np.arange(len(sample.labels)), sample.labels)
     host.adopt(sample.model, SEED, [shard], sample.hyper.synthetic if sample.distils else None)

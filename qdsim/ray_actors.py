@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NoReturn
 
 import ray
@@ -15,7 +14,6 @@ from ray.exceptions import RayError, RayTaskError
 from qdsim import estimate, ray_cluster
 from qdsim.errors import BadInput, CannotPlace, ClientFailed, StorageFailed
 from qdsim.hosts import Keep, tag
-from qdsim.layout import lay_out
 from qdsim.phases import Assignment
 from qdsim.plan import Plan
 from qdsim.ray_clients import ClientActor
@@ -27,6 +25,7 @@ ACTOR_START_S = 30.0
 GIVE_BACK_S = 600.0
 """For reading states back into a new actor."""
 POLL_S = 1.0
+MOST_NAMED = 5
 PATIENCE = 20.0
 """A step that takes so many times as long as the longest of its phase is taken to hang."""
 LEAST_PATIENCE_S = 600.0
@@ -91,8 +90,7 @@ class ActorPool:
     def __init__(self, plan: Plan, run_id: str, start_with: tuple[Any, ...], note: Callable[[str], None]):
         self._wanted, self._note, self._start_with = plan.job.cluster, note, start_with
         self._run_id = run_id
-        expected = partial(estimate.actor_bytes, plan)
-        self._layout = lay_out(plan.max_clients, self._wanted, ray_cluster.nodes(), expected, ray_cluster.most_gpus())
+        self._layout = estimate.layout_of(plan, ray_cluster.nodes(), ray_cluster.most_gpus())
         if self._wanted.gpus_per_client == "auto" and not self._layout.gpus:
             note("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
         self.clients: list[list[int]] = [list(group) for group in self._layout.clients]
@@ -118,7 +116,7 @@ class ActorPool:
             num_gpus=self._layout.gpus,
             memory=self._layout.memory_bytes or None,
             scheduling_strategy=self._room.strategy(actor),
-            name=f"clients-{group[0]}-{group[-1]}-{self._run_id}-{secrets.token_hex(4)}",
+            name=f"clients-{_listed(group, '-')}-{self._run_id}-{secrets.token_hex(4)}",
         ).remote(*self._start_with, self._layout.gpus)
 
     def _start_again(self, actor: int) -> Any:
@@ -230,7 +228,7 @@ class ActorPool:
     def replace(self, actor: int, cause: str) -> None:
         """Start a lost actor anew, wherever there is room, and give it back what it owned."""
         clients = self.clients[actor]
-        owner = f"the actor of clients {clients[0]} to {clients[-1]}" if len(clients) > 1 else f"client {clients[0]}"
+        owner = f"the actor of clients {_listed(clients, ', ')}" if len(clients) > 1 else f"client {clients[0]}"
         self._note(f"{owner} on {self._where(actor)}: {cause}; started again")
         for _ in range(self._wanted.attempts):
             with contextlib.suppress(RayError, ValueError):
@@ -277,6 +275,14 @@ class ActorPool:
 
     def _where(self, actor: int) -> str:
         return f"node {self.nodes[actor][:8]}"
+
+
+def _listed(clients: list[int], between: str) -> str:
+    """Name an actor's clients, the first few of them where there are many."""
+    named = [str(i) for i in clients[:MOST_NAMED]]
+    return between.join(named) + (
+        "" if len(clients) <= MOST_NAMED else f"{between}and-{len(clients) - MOST_NAMED}-more"
+    )
 
 
 def undisturbed(call: Call) -> Call:

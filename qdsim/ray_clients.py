@@ -1,5 +1,7 @@
 """The client actor. It imports what client steps need, and no reader of data sets, table writer or checker of jobs."""
 
+import time
+
 import numpy as np
 import ray
 
@@ -20,10 +22,10 @@ from qdsim.hosts import (
     limit_memory,
     use_threads,
 )
-from qdsim.hyper import Distillation
+from qdsim.hyper import Distillation, Numerics
 from qdsim.models import ConvNet
 from qdsim.params import Arrays
-from qdsim.phases import Assignment, ClientStep, ClientUpdate, Compute, resolve_micro_batch
+from qdsim.phases import Assignment, ClientStep, ClientUpdate, make_compute
 from qdsim.storage import Folder
 
 
@@ -38,18 +40,17 @@ class ClientActor:
         test_labels: np.ndarray,
         pixels: Pixels,
         model: ConvNet,
-        threads: int,
-        micro_batch: int | str,
+        numerics: Numerics,
         gpu_share: float,
     ):
-        use_threads(threads)
+        use_threads(numerics.threads)
         keep_freed_memory()
         context = ray.get_runtime_context()
         gpu_ids = context.get_accelerator_ids()["GPU"]
         device = device_of(gpu_ids)
         limit_memory(device, gpu_share)
         self._node_id, self._gpu_id, self._device = context.get_node_id(), ",".join(gpu_ids), device.type
-        compute = Compute(model, device, resolve_micro_batch(micro_batch, device))
+        compute = make_compute(model, device, numerics)
         self._host = ClientHost(compute, Images(train, test, test_labels, pixels), self._node_id, self._gpu_id)
 
     def describe(self) -> tuple[str, str, str]:
@@ -77,13 +78,15 @@ class ClientActor:
         delta, update.delta = P.to_numpy(update.delta), {}
         return update, delta
 
-    def test_counts(self, arrays: Arrays, start: int, stop: int) -> Counts:
-        """Count on a range of the test set."""
-        return self._host.test_counts(P.from_numpy(arrays), start, stop)
+    def test_counts(self, arrays: Arrays, start: int, stop: int) -> tuple[Counts, float]:
+        """Count on a range of the test set; say how long it took."""
+        began_s = time.perf_counter()
+        return self._host.test_counts(P.from_numpy(arrays), start, stop), time.perf_counter() - began_s
 
-    def own_counts(self, arrays: Arrays, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
-        """Count on clients' own data."""
-        return self._host.own_counts(P.from_numpy(arrays), client_ids, branch)
+    def own_counts(self, arrays: Arrays, client_ids: list[int], branch: Branch) -> tuple[tuple[Counts, Counts], float]:
+        """Count on clients' own data; say how long it took."""
+        began_s = time.perf_counter()
+        return self._host.own_counts(P.from_numpy(arrays), client_ids, branch), time.perf_counter() - began_s
 
     def test_features(self, arrays: Arrays, rows: np.ndarray) -> np.ndarray:
         """Look at test samples."""

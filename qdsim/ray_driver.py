@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import ray
@@ -16,10 +15,9 @@ from qdsim import ray_cluster
 from qdsim.chaos import Chaos, Fault
 from qdsim.data import Pixels
 from qdsim.errors import QdsimError
-from qdsim.estimate import actor_bytes
+from qdsim.estimate import layout_of
 from qdsim.experiment import Experiment
 from qdsim.hosts import Images, use_threads
-from qdsim.layout import lay_out
 from qdsim.plan import Plan
 from qdsim.progress import Progress
 from qdsim.ray_actors import first_line
@@ -87,9 +85,7 @@ def run_on_ray(
     A driver that is lost is replaced, and goes on from the last commit: the images are owned by this process.
     """
     # what can be told at once is told before anything is moved or started
-    lay_out(
-        plan.max_clients, plan.job.cluster, ray_cluster.nodes(), partial(actor_bytes, plan), ray_cluster.most_gpus()
-    )
+    layout_of(plan, ray_cluster.nodes(), ray_cluster.most_gpus())
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
     attempts = 0
     while True:

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from qdsim import params as P
 from qdsim.chaos import Chaos
 from qdsim.data import Pixels
 from qdsim.evaluation import Counts
-from qdsim.federation import pieces
+from qdsim.federation import Looked, Then, pieces
 from qdsim.forgetting import Branch
 from qdsim.hosts import Keep, Pick, Shard, Shown
 from qdsim.hyper import Distillation
@@ -24,6 +25,23 @@ from qdsim.plan import Plan
 from qdsim.ray_actors import ActorPool, Call, Home, cause_of, undisturbed
 from qdsim.storage import Folder
 
+PIECES_A_LANE = 4
+"""The test set is cut finely, so that actors with less to do in a round can take more of it."""
+
+
+@dataclass
+class _Look:
+    """A model that is to be looked at, and what was found so far."""
+
+    ref: Any
+    num_test: int
+    client_ids: list[int]
+    branch: Branch
+    then: Then
+    left: int = 0
+    test: list[Counts] = field(default_factory=list)
+    own: list[Counts] = field(default_factory=list)
+
 
 class RayExecutor:
     """Clients as Ray actors, placed all at once. Implements :class:`qdsim.federation.Executor`."""
@@ -31,15 +49,19 @@ class RayExecutor:
     def __init__(
         self, plan: Plan, run_id: str, images: list[Any], pixels: Pixels, chaos: Chaos, note: Callable[[str], None]
     ):
-        wanted = plan.job.cluster
-        start_with = (*images, pixels, plan.cells[0].model, wanted.threads, wanted.micro_batch)
+        start_with = (*images, pixels, plan.cells[0].model, plan.job.cluster.numerics())
         self._pool = ActorPool(plan, run_id, start_with, note)
         self._chaos = chaos
-        self.busy_s = 0.0
+        self.busy_s = self.beside_s = 0.0
         self.device = "cuda" if any(self._pool.on_gpu) else "cpu"
         self._actor_of = {c: a for a, group in enumerate(self._pool.clients) for c in group}
         self._sizes = np.zeros(plan.max_clients, dtype=np.int64)
         self._sent: tuple[Params | None, Any] = (None, None)
+        self._look: _Look | None = None
+        self._took_s: dict[tuple[str, int], float] = {}
+        """The last step of each client, by phase."""
+        self._sample_s = 0.0
+        """What looking at a test sample took."""
 
     @property
     def wait_s(self) -> float:
@@ -76,24 +98,36 @@ class RayExecutor:
         on_done: Callable[[int], None],
         keep: Keep = None,
     ) -> Iterator[ClientUpdate]:
-        """Start the largest clients first; yield in the order of ``client_ids``, early ones wait as refs."""
-        self.wait_s = self.busy_s = 0.0
+        """Start the largest clients first; yield in the order of ``client_ids``, early ones wait as refs.
+
+        What is to be looked at comes before them, on the actors that have the least to do.
+        """
+        self.wait_s = self.busy_s = self.beside_s = 0.0
         self._strike("driver", names)
         self._pool.home = self._pool.home.at_round(keep, names)
         ref = self._put(params)
-        busy = [0.0] * len(self._pool.clients)
+        busy, looking = ([0.0] * len(self._pool.clients) for _ in range(2))
         started = sorted(client_ids, key=lambda i: -self._sizes[i])
         faults = [self._chaos.due("client", names.phase, names.round_number, i) for i in started]
+        look, self._look = self._look, None
+        beside = self._calls(look, self._expected_s(client_ids, names.phase)) if look else []
         calls: list[Call] = [
             (self._actor_of[i], "step", (ref, client_step, i, names, keep, fault))
             for i, fault in zip(started, faults, strict=True)
         ]
         early: dict[int, tuple[ClientUpdate, Any]] = {}
         due = deque(client_ids)
-        for done, (index, update, refs) in enumerate(self._pool.dispatch(calls, names), start=1):
-            early[started[index]] = (update, refs[1])
-            self._pool.home.finish(started[index])
+        done = 0
+        for index, result, refs in self._pool.dispatch([*beside, *calls], names):
+            if look and index < len(beside):
+                self._take(look, beside[index], result, looking)
+                continue
+            done += 1
+            client_id, update = started[index - len(beside)], result
+            early[client_id] = (update, refs[1])
+            self._pool.home.finish(client_id)
             self._pool.longest_s[names.phase] = max(update.step_s, self._pool.longest_s.get(names.phase, 0.0))
+            self._took_s[names.phase, client_id] = update.step_s
             on_done(done)
             while due and due[0] in early:
                 client_id = due.popleft()
@@ -102,6 +136,58 @@ class RayExecutor:
                 busy[self._actor_of[client_id]] += update.step_s
                 self.busy_s = self._least_time(busy)
                 yield update
+        self.beside_s = self._least_time([a + b for a, b in zip(busy, looking, strict=True)]) - self.busy_s
+
+    def _expected_s(self, client_ids: list[int], phase: str) -> list[float]:
+        """Return how long each actor will be busy with these clients, as far as their last steps tell."""
+        known = [self._took_s[phase, i] for i in client_ids if (phase, i) in self._took_s]
+        usual = sum(known) / len(known) if known else 1.0
+        load = [0.0] * len(self._pool.clients)
+        for i in client_ids:
+            load[self._actor_of[i]] += self._took_s.get((phase, i), usual)
+        return load
+
+    def look(self, params: Params, num_test: int, client_ids: list[int], branch: Branch, then: Then) -> None:
+        """Keep in mind what is to be looked at."""
+        self.finish_look()  # a round may have asked no client anything
+        self._look = _Look(self._put(params), num_test, client_ids, branch, then)
+
+    def finish_look(self) -> None:
+        """Look now, if no ``map`` has."""
+        look, self._look = self._look, None
+        if look is None:
+            return
+        looking = [0.0] * len(self._pool.clients)
+        calls = self._calls(look, list(looking))
+        for index, result, _ in self._pool.dispatch(calls):
+            self._take(look, calls[index], result, looking)
+
+    def _calls(self, look: _Look, load: list[float]) -> list[Call]:
+        """Share a look out: samples of clients where they are, the test set where there is the least to do."""
+        calls: list[Call] = [(self._actor_of[i], "own_counts", (look.ref, [i], look.branch)) for i in look.client_ids]
+        sample_s = self._sample_s or sum(load) / len(load) / max(look.num_test, 1)
+        for start, stop in pieces(look.num_test, PIECES_A_LANE * self._lanes()):
+            actor = load.index(min(load))
+            load[actor] += (sample_s or 1.0) * (stop - start)
+            calls.append((actor, "test_counts", (look.ref, start, stop)))
+        look.left = len(calls)
+        return calls
+
+    def _take(self, look: _Look, call: Call, result: Any, looking: list[float]) -> None:
+        """Take what a call has found; tell when it was the last."""
+        actor, method, arguments = call
+        found, elapsed_s = result
+        looking[actor] += elapsed_s
+        if method == "own_counts":
+            look.own.append(found[0])
+        else:
+            look.test.append(found)
+            self._sample_s = elapsed_s / (arguments[2] - arguments[1])
+        look.left -= 1
+        if not look.left:
+            began_s = time.perf_counter()
+            look.then(Looked(_total(look.test), _total(look.own) if look.own else None, self._least_time(looking)))
+            self.wait_s += time.perf_counter() - began_s  # clients are at work meanwhile
 
     def _strike(self, who: str, names: Assignment) -> None:
         fault = self._chaos.due(who, names.phase, names.round_number)
@@ -136,14 +222,14 @@ class RayExecutor:
         ref = self._put(params)
         ranges = pieces(num_test, self._lanes())
         calls: list[Call] = [(i, "test_counts", (ref, start, stop)) for i, (start, stop) in enumerate(ranges)]
-        return _total(self._pool.gather(calls))
+        return _total([found for found, _ in self._pool.gather(calls)])
 
     def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
         """Count where the data are."""
         ref = self._put(params)
         owned = [[i for i in group if i in set(client_ids)] for group in self._pool.clients]
         calls: list[Call] = [(a, "own_counts", (ref, ids, branch)) for a, ids in enumerate(owned) if ids]
-        halves = self._pool.gather(calls)
+        halves = [found for found, _ in self._pool.gather(calls)]
         return _total([f for f, _ in halves]), _total([r for _, r in halves])
 
     def _lanes(self) -> int:
@@ -162,10 +248,9 @@ class RayExecutor:
         return np.concatenate(self._pool.gather(calls))
 
     def own_features(self, params: Params, positions: dict[int, np.ndarray]) -> np.ndarray:
-        """Look at samples where they are; actors hold ascending runs of clients, so the order is that of clients."""
+        """Look at samples where they are, client by client."""
         ref = self._put(params)
-        owned = [{i: positions[i] for i in group if i in positions} for group in self._pool.clients]
-        calls: list[Call] = [(a, "own_features", (ref, own)) for a, own in enumerate(owned) if own]
+        calls: list[Call] = [(self._actor_of[i], "own_features", (ref, {i: positions[i]})) for i in sorted(positions)]
         return np.concatenate(self._pool.gather(calls))
 
     def save_clients(self, folder: Folder) -> None:

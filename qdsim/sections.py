@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from qdsim.hyper import Stage
+from qdsim.hyper import Numerics, Stage
 
 MOST = 10**9
 """Counts beyond this are slips of the keyboard, and overflow what counts them."""
@@ -191,7 +191,8 @@ class S2uSection(Section):
 
 
 class ClusterSection(Section):
-    """Where the clients sit. Nothing here changes a result but ``threads`` and ``micro_batch``."""
+    """Where the clients sit. Nothing here changes a result but ``threads``, ``micro_batch``, ``precision`` and
+    ``compile``."""
 
     gpus_per_client: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
     """Fraction of a GPU that an actor is pinned to; ``auto`` shares what there is, 0 without GPUs."""
@@ -207,6 +208,11 @@ class ClusterSection(Section):
     micro_batch: Positive | Literal["auto"] = "auto"
     """Gradients are summed over pieces of this many samples; ``auto``: 32 on the CPU, where the cache is
     short, and the whole batch on a GPU."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What convolutions are computed in; ``bfloat16`` is for GPUs that are faster with it. Results change a little."""
+    compile: bool = False
+    """Compile a step's passes with ``torch.compile``: faster after a minute or two of warm-up, which later runs find in
+    its cache. Needs a C++ compiler on CPUs. Results change in their last digits."""
     placement_timeout_s: Rate = 30.0
     """How long to wait for room before giving up with exit code 3."""
     attempts: Positive = 3
@@ -218,6 +224,10 @@ class ClusterSection(Section):
     """Logical GPUs of the local cluster that ``qdsim run`` starts; by default those that are found."""
     local_cpus: Positive | None = None
     """CPUs of that local cluster; by default those that are found."""
+
+    def numerics(self) -> Numerics:
+        """Return what moves bits."""
+        return Numerics(self.threads, self.micro_batch, self.precision, self.compile)
 
     @field_validator("gpus_per_client")
     @classmethod

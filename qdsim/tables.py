@@ -18,10 +18,18 @@ _KEYS = [
     ("round", pa.int64(), "counts from 1 within its phase; 0 where a row belongs to no round"),
 ]
 _CLOCKS = [
-    ("wall_s", pa.float64(), "from the choice of participants to the new global model"),
+    (
+        "wall_s",
+        pa.float64(),
+        "from the choice of participants to the new global model, without what evaluation beside it has added",
+    ),
     ("client_compute_s", pa.float64(), "sum of the clients' compute_s"),
     ("critical_path_s", pa.float64(), "largest compute_s of a round"),
-    ("evaluation_s", pa.float64(), "time spent on accuracies, outside wall_s"),
+    (
+        "evaluation_s",
+        pa.float64(),
+        "time spent on accuracies, outside wall_s; beside the next round: the least that it takes on the actors",
+    ),
     ("aggregation_s", pa.float64(), "time in the server step without waiting for clients"),
     ("wait_s", pa.float64(), "time the driver waited for clients"),
     (

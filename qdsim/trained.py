@@ -62,6 +62,9 @@ def description(plan: Plan, cell: Cell, seed_plan: SeedPlan, phases: list[Phase]
         "device": device,
         "threads": cluster.threads,
         "micro_batch": cluster.micro_batch,
+        # named where they are not what they were before there was a choice
+        **({"precision": cluster.precision} if cluster.precision != "float32" else {}),
+        **({"compile": True} if cluster.compile else {}),
     }
 
 

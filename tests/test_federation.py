@@ -10,12 +10,14 @@ import torch
 from qdsim.algorithms import fedavg
 from qdsim.errors import ClientFailed, Diverged
 from qdsim.evaluation import BATCH, Counts, count_correct
-from qdsim.federation import InlineExecutor, pieces, run_rounds
+from qdsim.federation import InlineExecutor, Looked, pieces, run_rounds
 from qdsim.forgetting import Branch, ForgetSet, View
+from qdsim.history import History
 from qdsim.hosts import ClientHost, Images, Shard
 from qdsim.hyper import Stage
 from qdsim.params import Params
-from qdsim.phases import ClientUpdate, Phase
+from qdsim.phases import Assignment, ClientUpdate, Phase
+from tests.algorithms.settings import PLAIN
 from tests.conftest import make_client, make_compute
 
 LABELS = {0: [0, 0, 1], 1: [1, 1, 1, 2], 2: [2]}
@@ -101,6 +103,27 @@ def test_a_failed_step_leaves_the_state_as_it_was():
     assert owner._clients[0].labels.tolist() == [1, 1, 2]
 
 
+def test_of_a_clients_states_three_stay(tmp_path):
+    """The last may be of a round in hand, the one before of a round that is not committed yet: the third is."""
+    owner = host()
+    shard = Shard(0, np.arange(3), np.array(LABELS[0]))
+    owner.adopt(make_compute().model, 0, [shard], PLAIN)
+    for number in range(1, 6):
+        owner._keep(tmp_path, owner._clients[0], Assignment(0, "", "train", number))
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"0.0-0000{number}.npz" for number in (3, 4, 5)]
+
+
+def test_what_is_remembered_ends_with_the_round_that_is_committed():
+    """Round 3 is under way when round 2 is committed: it is no part of that."""
+    history = History()
+    for number in (1, 2, 3):
+        history.record(number, 0, 5, {"w": torch.tensor([3.0, 4.0]) * number})
+    past = history.until(2)
+    assert {number: own[0].norms["w"] for number, own in past.rounds.items()} == {1: 5.0, 2: 10.0}
+    assert past.first[0]["w"].tolist() == [3.0, 4.0]
+    assert set(history.rounds) == {1, 2, 3}
+
+
 def test_counts_pool_and_divide():
     """Class 0: 1 of 2, class 1: 3 of 4, class 2: none: pooled 4/6, classes {0} 1/2, class {2} undefined."""
     counts = Counts(np.array([1, 3, 0]), np.array([2, 4, 0]))
@@ -131,6 +154,23 @@ def test_own_data_are_counted_by_forget_set_and_rest():
     forgotten, retained = owner.own_counts(params, [0, 1, 2], branch)
     assert (forgotten.total.tolist(), forgotten.correct.tolist()) == ([0, 4, 0], [0, 4, 0])
     assert (retained.total.tolist(), retained.correct.tolist()) == ([2, 0, 0], [0, 0, 0])
+
+
+def test_looking_inline_tells_at_once_and_counts_the_forgotten_clients_data():
+    """A model that always answers 1: of the 8 test samples 4 are of class 1; client 1 holds 3 of them and a 2."""
+    executor = InlineExecutor(host())
+    params = {name: torch.zeros_like(t) for name, t in make_compute().model.init(torch.Generator()).items()}
+    params["linear.bias"][1] = 1.0
+    found: list[Looked] = []
+    branch = Branch("client:1", ForgetSet(clients=frozenset([1])))
+    executor.look(params, 8, [1], branch, found.append)
+    (looked,) = found
+    assert (looked.test.correct.sum(), looked.test.total.sum()) == (4, 8)
+    assert looked.own is not None
+    assert (looked.own.correct.sum(), looked.own.total.sum()) == (3, 4)
+    executor.look(params, 8, [], branch, found.append)
+    assert found[1].own is None
+    assert looked.elapsed_s > 0
 
 
 @pytest.mark.parametrize(("num_test", "parts"), [(360, 2), (10_000, 10), (99, 3), (1000, 1), (450, 7)])

@@ -88,6 +88,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "launch": (ALL, {"torch"}),
     "display": (ALL, {"rich", "pandas"}),
     "cli": (ALL, {"typer", "rich"}),
+    "bench": (ALL, {"torch", "numpy", "ray", "pyarrow", "rich", "flwr", "bare"}),
     "__init__": (set(), set()),
     "__main__": ({"qdsim.cli"}, set()),
 }
@@ -108,7 +109,7 @@ def imports_of(path) -> set[str]:
 @pytest.mark.parametrize("path", sorted((PROJECT / "qdsim").rglob("*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_modules_import_only_what_they_may(path):
     """Ray is imported by the files whose name says so, printing libraries by display and cli alone."""
-    room = "algorithms" if path.parent.name == "algorithms" else path.stem
+    room = path.parent.name if path.parent.name in ("algorithms", "bench") else path.stem
     own, third_party = RULES[room]
     for name in imports_of(path):
         top = name.split(".")[0]

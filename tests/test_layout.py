@@ -8,7 +8,7 @@ import pytest
 
 from qdsim import config, data, estimate, plan, ray_cluster
 from qdsim.errors import CannotPlace
-from qdsim.layout import ACTOR_BYTES, Layout, Node, assign, lay_out
+from qdsim.layout import ACTOR_BYTES, Layout, Node, assign, grouped, lay_out
 from qdsim.sections import ClusterSection
 
 
@@ -30,6 +30,15 @@ def test_by_default_each_client_has_an_actor():
 def test_packing_divides_clients_in_order():
     """12 clients, 5 an actor: 5, 5 and 2."""
     assert [len(group) for group in lay_out(12, wanted(clients_per_actor=5), [node()]).clients] == [5, 5, 2]
+
+
+def test_packed_actors_get_equal_loads():
+    """Most first, to the least: 9 | 8, then 2 to the 8, the ones fill up: 9+1+1 = 11 | 8+2+1 = 11; three each."""
+    assert grouped(6, 3, [9, 1, 1, 1, 8, 2]) == ((0, 1, 2), (3, 4, 5))
+    # never more than three, whatever the loads: the third light client must go to the heavy one
+    assert grouped(5, 3, [100, 1, 1, 1, 1]) == ((0, 4), (1, 2, 3))
+    assert grouped(5, 2) == ((0, 1), (2, 3), (4,))
+    assert grouped(4, 3, [0, 0, 0, 0]) == ((0, 1, 2), (3,))
 
 
 def test_automatic_packing_counts_memory_and_gpus():

@@ -84,9 +84,9 @@ def pixel_gradients(compute: Compute, params: Params, images: Tensor, counts: di
     gradient = {name: torch.zeros_like(stack) for name, stack in real.items()}
     passes = []
     for batch, pieces in micro_batches(sizes, compute.micro_batch):
-        done = derivatives.forward(compute.model, params, images[batch])
+        done = compute.forward(params, images[batch])
         g = (done.logits.softmax(1) - F.one_hot(labels[batch], compute.model.num_classes)) * weights[batch, None]
-        back = derivatives.backward(done, g)
+        back = compute.backward(done, g)
         derivatives.add_weight_gradients(done, back, pieces, gradient)
         passes.append((done, back, weights[batch], pieces))
     v = {name: toward(stack, real[name]) for name, stack in gradient.items()}

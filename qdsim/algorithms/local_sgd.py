@@ -77,11 +77,11 @@ def class_gradients(
     total = {n: torch.zeros_like(t) for n, t in params.items() if t.ndim < 2}
     loss_sum = torch.zeros((), dtype=images.dtype, device=images.device)
     for batch, pieces in micro_batches(counts, compute.micro_batch):
-        done = derivatives.forward(compute.model, params, images[batch])
+        done = compute.forward(params, images[batch])
         leaf = done.logits.detach().requires_grad_()
         with torch.enable_grad():
             loss = objective(leaf, labels[batch])
-        back = derivatives.backward(done, torch.autograd.grad(loss, leaf)[0])
+        back = compute.backward(done, torch.autograd.grad(loss, leaf)[0])
         derivatives.add_weight_gradients(done, back, pieces, by_class)
         derivatives.add_bias_gradients(done, back, total)
         loss_sum += loss.detach()

@@ -1,0 +1,15 @@
+"""A client step that does nothing: what is left of a round is the simulator's own time."""
+
+import torch
+
+from qdsim.clients import ClientState
+from qdsim.params import Params
+from qdsim.phases import Assignment, ClientUpdate, Compute
+
+
+def step(
+    client: ClientState, params: Params, *, names: Assignment, compute: Compute
+) -> tuple[ClientState, ClientUpdate]:
+    """Send back an update of the model's size, all zeros."""
+    delta = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    return client, ClientUpdate(client.client_id, len(client.labels), delta, loss=0.0, gradients=0, samples=0)

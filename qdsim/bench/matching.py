@@ -1,0 +1,69 @@
+"""What distillation adds to training: steps with matching against steps without, by the clients' own clocks."""
+
+from statistics import median
+
+from qdsim.algorithms import fedavg, quickdrop
+from qdsim.bench.federations import Federation, job, like, noise, on_ray
+from qdsim.bench.rows import Found, Measured, Ratio
+from qdsim.data import Dataset
+from qdsim.forgetting import View
+from qdsim.phases import Phase
+
+NAME = "matching"
+ABOUT = "training with gradient matching against training without"
+STEPS = {128: 2, 32: 5, 16: 20}
+MOST = 1.4
+"""The aim at W = 128; the paper's Table 6 has 1.9 to 2.2."""
+
+
+def measure(rounds: int) -> Found:
+    """The paper's settings, then narrower networks and small images."""
+    cases = [(name, like(name), width, 256) for width in (128, 32) for name in ("mnist", "cifar10")]
+    cases.append(("8x8 images", noise(1437, 1, 8), 16, 64))
+    measured: list[Measured] = []
+    ratios: list[Ratio] = []
+    for name, dataset, width, batch in cases:
+        _case(f"{name}, W={width}, batch {batch}", dataset, width, batch, rounds, measured, ratios)
+    return Found(measured, ratios)
+
+
+def _case(
+    case: str,
+    dataset: Dataset,
+    width: int,
+    batch: int,
+    rounds: int,
+    measured: list[Measured],
+    ratios: list[Ratio],
+) -> None:
+    """Rounds of both kinds in turns, on the same actors."""
+    wanted = job(
+        partition={"kind": "official", "clients": 10, "alpha": 0.1, "min_size": 1},
+        model={"width": width},
+        train={"rounds": 1, "steps": STEPS[width], "batch_size": batch},
+        cluster={"clients_per_actor": 5},
+    )
+    with on_ray(wanted, dataset) as federation:
+        hyper = federation.cell.hyper
+        plain = fedavg.phase("train", hyper.train, View("real"))
+        (matching,) = quickdrop.training(hyper)
+        seconds: dict[str, list[dict[int, float]]] = {"without": [], "with": []}
+        for turn in range(rounds + 1):
+            for side, phase in (("without", plain), ("with", matching)):
+                found = _compute_s(federation, phase)
+                if turn:  # the first of each kind allocates
+                    seconds[side].append(found)
+    largest = max(range(10), key=lambda i: len(federation.at.labels[i]))
+    sums = {side: median(sum(turn.values()) for turn in turns) for side, turns in seconds.items()}
+    alone = {side: median(turn[largest] for turn in turns) for side, turns in seconds.items()}
+    for side in sums:
+        measured.append(Measured(NAME, case, f"{side} matching", "compute of all clients", sums[side], "s"))
+        measured.append(Measured(NAME, case, f"{side} matching", "compute of the largest client", alone[side], "s"))
+    aim = MOST if width == 128 else None
+    ratios.append(Ratio(NAME, case, "with matching against without", sums["with"] / sums["without"], aim, False))
+    ratios.append(Ratio(NAME, case, "the same, largest client alone", alone["with"] / alone["without"]))
+
+
+def _compute_s(federation: Federation, phase: Phase) -> dict[int, float]:
+    ((result, _),) = federation.rounds(phase, 1)
+    return {update.client_id: update.compute_s for update in result.updates}

@@ -1,0 +1,55 @@
+"""Plain FedAvg through Ray against a bare PyTorch loop, evaluation and checkpoints off on both sides."""
+
+import json
+import subprocess
+import sys
+from statistics import median
+
+from qdsim.algorithms import fedavg
+from qdsim.bench.federations import job, noise, on_ray
+from qdsim.bench.rows import Found, Measured, Ratio
+from qdsim.forgetting import View
+
+NAME = "throughput"
+ABOUT = "plain FedAvg on Ray against a bare PyTorch loop"
+CLIENTS, BATCH = 10, 256
+STEPS = {32: 8, 128: 3}
+"""Local steps of a round, by W."""
+AIMS = {("qdsim", 32): 1.3, ("qdsim", 128): 1.1, ("qdsim compiled", 32): 1.8, ("qdsim compiled", 128): 1.8}
+
+
+def measure(rounds: int) -> Found:
+    """Measure the bare loop before and after ours, each round by itself."""
+    measured, ratios = [], []
+    for width, steps in STEPS.items():
+        case, samples = f"W={width}", CLIENTS * BATCH * steps
+        seconds: dict[str, list[float]] = {"bare PyTorch": _bare(width, steps, rounds)}
+        for side, compiled in (("qdsim", False), ("qdsim compiled", True)):
+            seconds[side] = _ours(width, steps, rounds, compiled)
+        seconds["bare PyTorch"] += _bare(width, steps, rounds)
+        rate = {side: samples / median(found) for side, found in seconds.items()}
+        measured += [Measured(NAME, case, side, "throughput", value, "samples/s") for side, value in rate.items()]
+        for side in ("qdsim", "qdsim compiled"):
+            text = f"throughput of {side} against bare PyTorch"
+            ratios.append(Ratio(NAME, case, text, rate[side] / rate["bare PyTorch"], AIMS[side, width]))
+    return Found(measured, ratios)
+
+
+def _bare(width: int, steps: int, rounds: int) -> list[float]:
+    asked = [f"--width={width}", f"--steps={steps}", f"--rounds={rounds}", f"--batch={BATCH}"]
+    command = [sys.executable, "-m", "qdsim.bench.bare", *asked]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [float(value) for value in json.loads(found.stdout)]
+
+
+def _ours(width: int, steps: int, rounds: int, compiled: bool) -> list[float]:
+    wanted = job(
+        partition={"kind": "iid", "clients": CLIENTS},
+        model={"width": width},
+        train={"rounds": 1, "steps": steps, "batch_size": BATCH},
+        synthetic={"matching": False},
+        cluster={"clients_per_actor": CLIENTS // 2, "compile": compiled},
+    )
+    with on_ray(wanted, noise(CLIENTS * 1000, 3, 32)) as federation:
+        phase = fedavg.phase("train", federation.cell.hyper.train, View("real"))
+        return [elapsed_s for _, elapsed_s in federation.rounds(phase, rounds + 1)[1:]]
