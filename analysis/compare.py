@@ -69,14 +69,14 @@ def _outcomes(results: Results) -> pd.DataFrame:
         table[f"total.{figure}"] = total.where(over)
     for figure in ("storage_bytes", "storage_bytes_nominal"):
         table[f"total.{figure}"] = _column(table, f"unlearn.{figure}")
-    return _with_speedups(table, _converged_costs(results, stages), results)
+    return _with_speedups(table, converged_costs(results, stages), results)
 
 
 def _column(frame: pd.DataFrame, name: str) -> pd.Series:
     return frame[name] if name in frame else pd.Series(float("nan"), index=frame.index)
 
 
-def _converged_costs(results: Results, stages: pd.DataFrame) -> pd.DataFrame:
+def converged_costs(results: Results, stages: pd.DataFrame) -> pd.DataFrame:
     """Return retraining's costs up to its converged round."""
     keys = ["run_id", *SAME]
     oracle = stages[(stages["method"] == ORACLE) & (stages["phase"] == "unlearn")]

@@ -24,6 +24,7 @@ from analysis import (
     pareto,
     partition,
     payback,
+    recovery_steps,
     relearning,
     result,
     round_time,
@@ -56,6 +57,7 @@ PAPER: tuple[ModuleType, ...] = (
     relearning,
     client_alpha,
     ablation_matching,
+    recovery_steps,
 )
 """What the paper has and what our jobs add, in the order of the report."""
 

@@ -40,6 +40,28 @@ def reference(
     return (float(values["final.retain_accuracy"].mean()) if len(values) else None), len(values)
 
 
+def same_federation(results: Results, outcomes: pd.DataFrame, method: str, sections: Sequence[str]) -> pd.DataFrame:
+    """Return a method's outcomes for the same seeds, partitions and requests, whatever job they come from.
+
+    ``until.<cost>`` are its costs up to the round in which it had converged. These sections of the jobs, and the
+    hardware, are the same.
+    """
+
+    def alike(run: str) -> str:
+        return _fixed(results, run, sections) + repr(results.manifests[run].get("hardware"))
+
+    settings = {alike(run) for run in outcomes["run_id"]}
+    sound = results.sound
+    others = compare.outcomes(sound)
+    others = others[(others["method"] == method) & (others["cell"] == "")]
+    others = others[others["run_id"].map(lambda run: alike(run) in settings).astype(bool)]
+    same = ["dataset", "partition", "seed", "request"]
+    others = others.drop_duplicates(same, keep="last").merge(outcomes[same].drop_duplicates(), on=same)
+    stages = sound.stages.astype({name: str for name in ("run_id", *compare.SAME, "method", "phase") if name != "seed"})
+    until = compare.converged_costs(sound, stages).rename(columns={cost: f"until.{cost}" for cost in compare.COSTS})
+    return others.merge(until, on=["run_id", *compare.SAME], how="left")
+
+
 def _fixed(results: Results, run: str, sections: Sequence[str]) -> str:
     config = results.manifests[run].get("config") or {}
     return repr([config.get(section) for section in sections])

@@ -226,9 +226,9 @@ def _svhn(dataset: str, root: Path, verify: bool, download: bool) -> _Parts:
 
     notes: list[str] = []
 
-    def read(split: str) -> tuple[np.ndarray, np.ndarray]:
+    def find(split: str) -> Path:
         url, file, md5 = SVHN.split_list[split]
-        path = next((p for p in (root / file, root / "svhn" / file) if p.exists()), root / "svhn" / file)
+        path: Path = next((p for p in (root / file, root / "svhn" / file) if p.exists()), root / "svhn" / file)
         if not path.exists() and download:
             try:
                 download_url(url, str(path.parent), file, md5)
@@ -241,26 +241,34 @@ def _svhn(dataset: str, root: Path, verify: bool, download: bool) -> _Parts:
                 fix = f"delete it and {_fetch_command('SVHN')}, or admit other files with data.verify=false"
                 raise MissingData(f"{file} does not have SVHN's checksum", str(path), fix)
             notes.append(file)
-        return _read_mat(path)
+        return path
 
-    parts = [read(split) for split in SVHN_SPLITS[dataset]]
-    test_images, test_labels = read("test")
+    paths = [find(split) for split in SVHN_SPLITS[dataset]]
+    images, labels = _read_mats(paths)
+    test_images, test_labels = _read_mats([find("test")])
     note = f"not SVHN's own data: {', '.join(notes)} have other checksums (data.verify = false)" if notes else ""
-    images = parts[0][0] if len(parts) == 1 else np.concatenate([images for images, _ in parts])
-    labels = np.concatenate([labels for _, labels in parts])
     return _Parts(images, labels, test_images, test_labels, num_classes=10, note=note)
 
 
-def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.io import loadmat
+def _read_mats(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
+    """Read files one after the other into one array: beside it only one of them is in memory at a time."""
+    from scipy.io import loadmat, whosmat
 
-    try:
-        raw = loadmat(path)
-        images, labels = raw["X"].transpose(3, 2, 0, 1), raw["y"].reshape(-1).astype(np.int64)
-    except Exception as error:  # scipy raises what the damaged bytes make it raise
-        cause = f"{path.name} is damaged ({type(error).__name__})"
-        raise MissingData(cause, str(path), f"delete it and {_fetch_command('SVHN')}") from None
-    return np.ascontiguousarray(images), np.where(labels == 10, 0, labels)
+    images, labels, filled = np.empty(0, np.uint8), [], 0
+    for path in paths:
+        try:
+            if not filled:
+                shapes = [{name: shape for name, shape, _ in whosmat(file)}["X"] for file in paths]
+                images = np.empty((sum(shape[3] for shape in shapes), 3, 32, 32), np.uint8)
+            raw = loadmat(path)
+            own = raw["y"].reshape(-1).astype(np.int64)
+            images[filled : filled + len(own)] = raw.pop("X").transpose(3, 2, 0, 1)
+        except Exception as error:  # scipy raises what the damaged bytes make it raise
+            cause = f"{path.name} is damaged ({type(error).__name__})"
+            raise MissingData(cause, str(path), f"delete it and {_fetch_command('SVHN')}") from None
+        labels.append(np.where(own == 10, 0, own))
+        filled += len(own)
+    return images, np.concatenate(labels)
 
 
 def _parquet(folder: Path, size: int | None) -> _Parts:

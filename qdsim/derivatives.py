@@ -198,11 +198,13 @@ Backward = Callable[[Pass, Tensor], Returned]
 
 @cache
 def passes(compiled: bool) -> tuple[Forward, Backward]:
-    """Return :func:`forward` and :func:`backward`, as they are or compiled: then what lies between convolutions is
-    one kernel instead of many. Every size of a batch is compiled for itself."""
+    """Return :func:`forward` and :func:`backward`, as they are or compiled.
+
+    Compiled, what lies between two convolutions is one kernel that passes over memory once.
+    """
     if not compiled:
         return forward, backward
-    return torch.compile(forward, dynamic=False), torch.compile(backward, dynamic=False)
+    return torch.compile(forward), torch.compile(backward)
 
 
 def class_by_class(device: torch.device) -> bool:

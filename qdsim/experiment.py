@@ -290,7 +290,7 @@ class Experiment:
             here = replace(at, round_number=round_number, clients_done=done, clients=expected)
             self._emit(replace(here, share_done=self._share()))
 
-        rule = phase.rule if phase.stage.stop == "converged" else None
+        rule = phase.ends_by
         first = phase.stage.rounds + 1 if commit and commit.ended else len(done) + 1
         recording = history if phase.name == "train" else None
 

@@ -130,6 +130,10 @@ class ClientHost:
                 client = replace(client, synthetic=distillation.initial_set(client, synthetic, pick))
             self._clients[shard.client_id] = client
 
+    def warm_up(self) -> None:
+        """Do what the first step would have to wait for."""
+        self._compute.warm_up()
+
     def step(
         self, client_step: ClientStep, params: Params, client_id: int, names: Assignment, keep: Keep = None
     ) -> ClientUpdate:

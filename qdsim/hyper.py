@@ -29,7 +29,8 @@ class Stage:
     participation: float
     """Share of the clients with non-empty Z_i that are drawn in each round."""
     stop: str = "rounds"
-    """``rounds``: after so many; ``converged``: by the phase's rule, after so many at most."""
+    """``rounds``: after so many; ``converged``, by the phase's rule, and ``loss``, by the clients' own losses: after so
+    many at most."""
 
 
 @dataclass(frozen=True)

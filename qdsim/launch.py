@@ -114,7 +114,8 @@ def run(
             owner = owned.enter_context(lock.held(run_dir))
         described = _describe(plan, run_dir, dataset.describe(), engine, origin)
         manifest = results.Manifest.reopen(run_dir, **described) if earlier else results.Manifest(run_dir, described)
-        images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
+        # handed over, not shared: on Ray the arrays lie in its store, and nowhere else
+        images = [Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)]
         del dataset
         recorder = Recorder(run_dir, len(plan.tasks()))
         with _recorded(manifest, run_dir), closing(recorder):
@@ -123,9 +124,9 @@ def run(
             told = _telling(emit, recorder.take)
             if engine == "inline":
                 with interruptible(at_once=True):
-                    _run_inline(plan, run_dir, owner, images, told)
+                    _run_inline(plan, run_dir, owner, images.pop(), told)
             else:
-                _run_on_ray(plan, run_dir, owner, images, list(faults), told, address)
+                _run_on_ray(plan, run_dir, owner, images.pop, list(faults), told, address)
         for fault in Chaos(list(faults), run_dir).spared():
             emit(Progress.note_only(f"--chaos {str(fault)!r} never struck: nobody was there in that phase and round"))
         manifest.finish("done", exit_code=0)
@@ -197,7 +198,7 @@ def _run_on_ray(
     plan: Plan,
     run_dir: Folder,
     owner: str,
-    images: Images,
+    take_images: Callable[[], Images],
     faults: list[Fault],
     emit: Callable[[Progress], None],
     address: str | None,
@@ -212,7 +213,7 @@ def _run_on_ray(
         interruptible(at_once=False) as stop,  # again, since ray.init installs a handler of its own
     ):
         early.check()
-        run_on_ray(plan, run_dir, owner, images, faults, _striking(emit, Chaos(faults, run_dir)), stop.check)
+        run_on_ray(plan, run_dir, owner, take_images, faults, _striking(emit, Chaos(faults, run_dir)), stop.check)
 
 
 def look_ahead_on_ray(job: Job, address: str) -> Outlook:
@@ -223,7 +224,7 @@ def look_ahead_on_ray(job: Job, address: str) -> Outlook:
     with ray_cluster.connected(job.cluster, address):
         nodes = ray_cluster.nodes()
         described = f"the cluster at {address}: {len(nodes)} nodes"
-        machines = Machines(nodes, None, described, ray_cluster.most_gpus())
+        machines = Machines(nodes, ray_probe.gpu_memory(), described, ray_cluster.most_gpus())
         return planner.look_ahead(job, machines, ray_probe.measured_on)
 
 

@@ -14,6 +14,9 @@ from qdsim.sections import ClusterSection
 ACTOR_BYTES = 400 * 2**20
 """What an actor takes where nobody has estimated it: 330 MB with torch were measured before it holds anything."""
 TOKEN_CPU = 0.01
+MOST_ACTORS_PER_CORE = 2
+"""Automatic packing on CPUs: more than one, so that a core has another client to go on with, and no more, since each
+costs memory and start-up."""
 MOST_ACTORS_PER_GPU = 8
 """Automatic packing: each process on a GPU costs 300 to 400 MB of it before any tensor."""
 UNIT = 10_000
@@ -108,7 +111,7 @@ def lay_out(
     fixed = wanted.clients_per_actor if isinstance(wanted.clients_per_actor, int) else None
     for per_actor in range(1, clients + 1) if fixed is None else [fixed]:
         found = ask.at(per_actor)
-        crowded = fixed is None and ask.shares_gpus and len(found.clients) > total * MOST_ACTORS_PER_GPU
+        crowded = fixed is None and len(found.clients) > ask.most_actors
         if not crowded and (gpus is not None or found.fits(nodes)):
             return found
     raise _refusal(ask, found)
@@ -156,9 +159,14 @@ class _Ask:
     loads: Sequence[float] = ()
 
     @property
-    def shares_gpus(self) -> bool:
-        """Tell whether there are GPUs, and their fractions are for us to choose."""
-        return self.wanted.gpus_per_client == "auto" and self.gpus > 0
+    def most_actors(self) -> float:
+        """Return how many actors automatic packing makes at most, where nobody says how much of a GPU each has."""
+        if self.wanted.gpus_per_client not in ("auto", 0.0):
+            return math.inf
+        if self.wanted.gpus_per_client == "auto" and self.gpus:
+            return self.gpus * MOST_ACTORS_PER_GPU
+        lanes = sum(max(1, int(node.cpus) // self.wanted.threads) for node in self.nodes)
+        return lanes * MOST_ACTORS_PER_CORE
 
     def at(self, per_actor: int, **changes: float | str) -> Layout:
         """Return the layout with so many clients in an actor, and some settings changed."""

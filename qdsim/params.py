@@ -1,6 +1,7 @@
 """Arithmetic on model parameters θ, a dict of named tensors in a fixed order."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -86,6 +87,27 @@ def sha256(params: Params) -> str:
 def to_numpy(params: Params) -> Arrays:
     """Return numpy arrays on the CPU: what Ray moves without copying."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in params.items()}
+
+
+Packed = tuple[dict[str, tuple[int, ...]], np.ndarray | Arrays]
+"""Shapes by name and all numbers in one array; as they are, where they differ in type."""
+
+
+def pack(params: Params) -> Packed:
+    """Return parameters as one array, for a message: a dozen small ones take longer to pickle than to send."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
+    if len({tensor.dtype for tensor in params.values()}) != 1:
+        return shapes, to_numpy(params)
+    return shapes, torch.cat([tensor.detach().reshape(-1) for tensor in params.values()]).cpu().numpy()
+
+
+def unpack(packed: Packed) -> Params:
+    """Return tensors of their own: Ray's arrays are read-only views of shared memory."""
+    shapes, numbers = packed
+    if not isinstance(numbers, np.ndarray):
+        return from_numpy(numbers)
+    parts = torch.from_numpy(np.array(numbers)).split([math.prod(shape) for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def from_numpy(arrays: Mapping[str, np.ndarray]) -> Params:

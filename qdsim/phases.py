@@ -14,7 +14,7 @@ from qdsim.forgetting import View
 from qdsim.hyper import Numerics, Stage
 from qdsim.models import ConvNet
 from qdsim.params import Params
-from qdsim.stopping import Rule
+from qdsim.stopping import SETTLED, Rule
 
 CPU_MICRO_BATCH = 32
 WHOLE_BATCH = 2**31
@@ -31,14 +31,26 @@ class Compute:
     half: torch.dtype | None = None
     """What convolutions are computed in, if not in float32."""
     compiled: bool = False
+    """On a CPU whole micro-batches are compiled, and no other: each size would take its own half a minute."""
 
     def forward(self, params: Params, images: Tensor) -> derivatives.Pass:
         """Run the network, with a way back."""
-        return derivatives.passes(self.compiled)[0](self.model, params, images, True, self.half)
+        return self._passes(len(images))[0](self.model, params, images, True, self.half)
 
     def backward(self, done: derivatives.Pass, g: Tensor) -> derivatives.Returned:
         """Go back from ∂L/∂logits."""
-        return derivatives.passes(self.compiled)[1](done, g)
+        return self._passes(len(g))[1](done, g)
+
+    def _passes(self, size: int) -> tuple[derivatives.Forward, derivatives.Backward]:
+        fits = self.device.type != "cpu" or size == self.micro_batch
+        return derivatives.passes(self.compiled and fits)
+
+    def warm_up(self) -> None:
+        """Compile what will be needed, or find it in the compiler's cache."""
+        if self.compiled and self.device.type == "cpu":
+            params = self.model.init(torch.Generator())
+            done = self.forward(params, torch.zeros(self.micro_batch, self.model.channels, *2 * [self.model.size]))
+            self.backward(done, torch.zeros_like(done.logits))
 
 
 def make_compute(model: ConvNet, device: torch.device, numerics: Numerics) -> Compute:
@@ -86,6 +98,8 @@ class ClientUpdate:
     """Mini-batch gradients with respect to θ on the phase's own data (matching is not counted)."""
     samples: int
     """Samples that went into those gradients."""
+    first_loss: float | None = None
+    """Loss of the first of them: what the round's model was worth to the client, before it moved."""
     bytes_up: int = 0
     step_s: float = 0.0
     """Wall-clock time of the step where it ran."""
@@ -125,3 +139,10 @@ class Phase:
     """Its client step changes the client's own state: the synthetic set."""
     rule: Rule | None = None
     """What ends the phase early where its stage is to stop by convergence; None: nothing does."""
+
+    @property
+    def ends_by(self) -> Rule | None:
+        """The rule that its stage asks for; None: only its rounds end it."""
+        if self.stage.stop == "loss":
+            return SETTLED
+        return self.rule if self.stage.stop == "converged" else None

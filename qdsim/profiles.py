@@ -30,7 +30,7 @@ def laptop(job: Job) -> dict[str, Any]:
         "train.lr": 0.05,
         "unlearn.rounds": min(job.unlearn.rounds, 2),
         "unlearn.steps": 20,
-        "recover.rounds": min(job.recover.rounds, 4),
+        "recover.rounds": min(job.recover.rounds, 6),
         "recover.steps": 5,
         "recover.lr": 0.05,
         "relearn.rounds": 4 if job.relearn.rounds else 0,

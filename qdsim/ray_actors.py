@@ -107,6 +107,15 @@ class ActorPool:
         self.home = Home()
         self.longest_s: dict[str, float] = {}
         """The longest step so far, by phase."""
+        if self._wanted.compile:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Have one actor of each node compile, and the others find it in the cache that they share."""
+        first = {self.nodes.index(node) for node in self.nodes}
+        self._note("compiling the steps (cluster.compile); the next run finds them in the compiler's cache")
+        self.gather([(actor, "warm_up", ()) for actor in sorted(first)])
+        self.gather([(actor, "warm_up", ()) for actor in range(len(self.nodes)) if actor not in first])
 
     def _start(self, actor: int) -> Any:
         group = self.clients[actor]
@@ -165,19 +174,7 @@ class ActorPool:
         running: dict[Any, _Running] = {}
         attempts = [0] * len(calls)
         while waiting or running:
-            busy = {run.actor for run in running.values()}
-            used = Counter(self.nodes[actor] for actor in busy)
-            for _ in range(len(waiting)):
-                index, (actor, method, arguments) = waiting.popleft()
-                node = self.nodes[actor]
-                if actor in busy or (not self.on_gpu[actor] and used[node] >= self.slots[node]):
-                    waiting.append((index, (actor, method, arguments)))
-                    continue
-                refs = getattr(self._actors[actor], method).remote(*arguments)
-                first = refs[0] if isinstance(refs, list) else refs
-                running[first] = _Running(index, actor, self._actors[actor], refs, time.monotonic())
-                busy.add(actor)
-                used[node] += 1
+            self._start_some(waiting, running)
             began_s = time.perf_counter()
             done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S, fetch_local=False)
             self.wait_s += time.perf_counter() - began_s
@@ -188,6 +185,8 @@ class ActorPool:
                 if run.handle is not self._actors[run.actor]:  # replaced meanwhile, and its clients' states with it
                     waiting.appendleft((run.index, undisturbed(calls[run.index])))
                     continue
+                if done:
+                    self._start_some(waiting, running)  # nobody waits while this result is fetched and dealt with
                 try:
                     if not done:
                         raise StepTimeout(f"no answer for {limit_s:.0f} s (cluster.step_timeout_s)")
@@ -202,6 +201,22 @@ class ActorPool:
                     waiting.appendleft((run.index, undisturbed(calls[run.index])))
                     continue
                 yield run.index, result, run.refs
+
+    def _start_some(self, waiting: deque[tuple[int, Call]], running: dict[Any, _Running]) -> None:
+        """Start the calls whose actor is free and has a core or GPU; the others keep their order."""
+        busy = {run.actor for run in running.values()}
+        used = Counter(self.nodes[actor] for actor in busy)
+        for _ in range(len(waiting)):
+            index, (actor, method, arguments) = waiting.popleft()
+            node = self.nodes[actor]
+            if actor in busy or (not self.on_gpu[actor] and used[node] >= self.slots[node]):
+                waiting.append((index, (actor, method, arguments)))
+                continue
+            refs = getattr(self._actors[actor], method).remote(*arguments)
+            first = refs[0] if isinstance(refs, list) else refs
+            running[first] = _Running(index, actor, self._actors[actor], refs, time.monotonic())
+            busy.add(actor)
+            used[node] += 1
 
     def _limit_s(self, names: Assignment | None) -> float:
         """Return how long a call may take: a step a setting, or many times the longest of its phase so far."""

@@ -24,7 +24,7 @@ from qdsim.hosts import (
 )
 from qdsim.hyper import Distillation, Numerics
 from qdsim.models import ConvNet
-from qdsim.params import Arrays
+from qdsim.params import Packed
 from qdsim.phases import Assignment, ClientStep, ClientUpdate, make_compute
 from qdsim.storage import Folder
 
@@ -61,40 +61,44 @@ class ClientActor:
         """Take clients over."""
         self._host.adopt(model, run_seed, shards, synthetic)
 
+    def warm_up(self) -> None:
+        """Compile, or find what another actor of this node has compiled."""
+        self._host.warm_up()
+
     @ray.method(num_returns=2)
     def step(
         self,
-        arrays: Arrays,
+        packed: Packed,
         client_step: ClientStep,
         client_id: int,
         names: Assignment,
         keep: Keep,
         fault: Fault | None,
-    ) -> tuple[ClientUpdate, Arrays]:
+    ) -> tuple[ClientUpdate, Packed]:
         """Run a client step; the delta is an object of its own, which waits in the store for its turn."""
         if fault is not None:
             fault.strike()
-        update = self._host.step(client_step, P.from_numpy(arrays), client_id, names, keep)
-        delta, update.delta = P.to_numpy(update.delta), {}
+        update = self._host.step(client_step, P.unpack(packed), client_id, names, keep)
+        delta, update.delta = P.pack(update.delta), {}
         return update, delta
 
-    def test_counts(self, arrays: Arrays, start: int, stop: int) -> tuple[Counts, float]:
+    def test_counts(self, packed: Packed, start: int, stop: int) -> tuple[Counts, float]:
         """Count on a range of the test set; say how long it took."""
         began_s = time.perf_counter()
-        return self._host.test_counts(P.from_numpy(arrays), start, stop), time.perf_counter() - began_s
+        return self._host.test_counts(P.unpack(packed), start, stop), time.perf_counter() - began_s
 
-    def own_counts(self, arrays: Arrays, client_ids: list[int], branch: Branch) -> tuple[tuple[Counts, Counts], float]:
+    def own_counts(self, packed: Packed, client_ids: list[int], branch: Branch) -> tuple[tuple[Counts, Counts], float]:
         """Count on clients' own data; say how long it took."""
         began_s = time.perf_counter()
-        return self._host.own_counts(P.from_numpy(arrays), client_ids, branch), time.perf_counter() - began_s
+        return self._host.own_counts(P.unpack(packed), client_ids, branch), time.perf_counter() - began_s
 
-    def test_features(self, arrays: Arrays, rows: np.ndarray) -> np.ndarray:
+    def test_features(self, packed: Packed, rows: np.ndarray) -> np.ndarray:
         """Look at test samples."""
-        return self._host.test_features(P.from_numpy(arrays), rows)
+        return self._host.test_features(P.unpack(packed), rows)
 
-    def own_features(self, arrays: Arrays, positions: dict[int, np.ndarray]) -> np.ndarray:
+    def own_features(self, packed: Packed, positions: dict[int, np.ndarray]) -> np.ndarray:
         """Look at clients' own samples."""
-        return self._host.own_features(P.from_numpy(arrays), positions)
+        return self._host.own_features(P.unpack(packed), positions)
 
     def save_clients(self, folder: Folder) -> None:
         """Write the clients' synthetic sets."""

@@ -75,21 +75,25 @@ def run_on_ray(
     plan: Plan,
     run_dir: Folder,
     owner: str,
-    images: Images,
+    take_images: Callable[[], Images],
     faults: list[Fault],
     emit: Callable[[Progress], None],
     check: Callable[[], None],
 ) -> None:
     """Start the driver actor on this node and watch it to its end; ``check`` may raise to stop it.
 
-    A driver that is lost is replaced, and goes on from the last commit: the images are owned by this process.
+    A driver that is lost is replaced, and goes on from the last commit: the images are owned by this process, in Ray's
+    store.
     """
     # what can be told at once is told before anything is moved or started
     layout_of(plan, ray_cluster.nodes(), ray_cluster.most_gpus())
+    images = take_images()
+    pixels = images.pixels
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
+    del images
     attempts = 0
     while True:
-        driver, running = _start_driver(plan, run_dir, owner, refs, images, faults)
+        driver, running = _start_driver(plan, run_dir, owner, refs, pixels, faults)
         rounds = 0
         try:
             for event in _watch(driver, running, check):
@@ -112,12 +116,12 @@ def run_on_ray(
 
 
 def _start_driver(
-    plan: Plan, run_dir: Folder, owner: str, refs: list[Any], images: Images, faults: list[Fault]
+    plan: Plan, run_dir: Folder, owner: str, refs: list[Any], pixels: Pixels, faults: list[Fault]
 ) -> tuple[Any, Any]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     cls: Any = DriverActor
     driver = cls.options(scheduling_strategy=here).remote()
-    return driver, driver.run.remote(plan, run_dir.resolve(), owner, refs, images.pixels, faults)
+    return driver, driver.run.remote(plan, run_dir.resolve(), owner, refs, pixels, faults)
 
 
 def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Progress]:

@@ -75,7 +75,7 @@ class RayExecutor:
     def _put(self, params: Params) -> Any:
         """Put the global model into the store once, however many calls read it."""
         if self._sent[0] is not params:
-            self._sent = (params, ray.put(P.to_numpy(params)))
+            self._sent = (params, ray.put(P.pack(params)))
         return self._sent[1]
 
     def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
@@ -209,7 +209,7 @@ class RayExecutor:
                 self._pool.home.finish(arguments[2])
                 delta = refs[1]
         self.wait_s += time.perf_counter() - began_s
-        return P.from_numpy(found)
+        return P.unpack(found)
 
     def _least_time(self, busy: list[float]) -> float:
         """Return the longest that an actor, or a node's slots together, were busy."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import GetTimeoutError
 
 from qdsim import probe
@@ -19,6 +20,21 @@ PROBE_S = 300.0
 def _measure(sample: Sample) -> Costs:
     """Measure where the task runs."""
     return probe.measure(sample, device_of(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
+
+
+def _gpu_memory() -> list[int]:
+    """Return the memory of each GPU where the task runs; it takes none of it, so it need not wait for one."""
+    return [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+
+
+def gpu_memory() -> float | None:
+    """Return the memory of the smallest GPU of the cluster; None where no node tells of any."""
+    task: Any = ray.remote(_gpu_memory)
+    with_gpus = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]  # type: ignore[no-untyped-call]
+    asked = [task.options(num_cpus=0, label_selector={"ray.io/node-id": node}).remote() for node in with_gpus]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=PROBE_S) if asked else ([], [])
+    found = [memory for own in ray.get(answered) for memory in own]
+    return float(min(found)) if found else None
 
 
 def measured_on(layout: Layout, plan: Plan) -> Costs:

@@ -60,6 +60,7 @@ def costs(result: RoundResult) -> Row:
     """Return a round's clocks and counts; a round may have no participants (FedEraser's stored one)."""
     updates = result.updates
     return {
+        "start_loss": start_loss(result),
         "wall_s": result.wall_s,
         "client_compute_s": sum(u.compute_s for u in updates),
         "critical_path_s": max((u.compute_s for u in updates), default=0.0),
@@ -75,6 +76,13 @@ def costs(result: RoundResult) -> Row:
     }
 
 
+def start_loss(result: RoundResult) -> float | None:
+    """Return the mean loss of the participants' first mini-batches, weighted as their updates are."""
+    known = [(u.num_samples, u.first_loss) for u in result.updates if u.first_loss is not None]
+    total = sum(size for size, _ in known)
+    return sum(size * loss for size, loss in known) / total if total else None
+
+
 def client_rows(named: Row, result: RoundResult) -> list[Row]:
     """Return a row for each participant."""
     return [{**named, **{name: getattr(update, name) for name in CLIENT_COLUMNS}} for update in result.updates]
@@ -86,9 +94,9 @@ def stage_row(named: Row, rounds: list[Row], phase: Phase, before: Scores, stora
     score = "retain_accuracy" if last.get("retain_accuracy") is not None else "test_accuracy"
     converged = next(r["round"] for r in rounds if r[score] >= last[score] - CONVERGED_WITHIN)
     rule = "rounds"
-    if phase.stage.stop == "converged" and phase.rule is not None:
-        early = phase.rule.reached(scores_of(phase, rounds, before))
-        rule = f"converged: {phase.rule}" if early else f"rounds, not converged: {phase.rule}"
+    if phase.ends_by is not None:
+        early = phase.ends_by.reached(scores_of(phase, rounds, before))
+        rule = f"converged: {phase.ends_by}" if early else f"rounds, not converged: {phase.ends_by}"
     return {
         **named,
         "round": last["round"],
@@ -110,6 +118,6 @@ def stage_row(named: Row, rounds: list[Row], phase: Phase, before: Scores, stora
 
 def scores_of(phase: Phase, rounds: list[Row], before: Scores) -> list[float | None]:
     """Return what the phase's rule looks at: the score before it, unless it begins with another model, and since."""
-    assert phase.rule is not None
-    first = before.get(phase.rule.score) if phase.start == "current" else None
-    return [first, *(row[phase.rule.score] for row in rounds)]
+    assert phase.ends_by is not None
+    first = before.get(phase.ends_by.score) if phase.start == "current" else None
+    return [first, *(row[phase.ends_by.score] for row in rounds)]

@@ -108,6 +108,9 @@ class RecoverSection(StageSection):
 
     rounds: NotNegative = 2
     """A short recovery on 2 % of the data is better than a long one."""
+    stop: Literal["rounds", "converged", "loss"] = "rounds"  # type: ignore[assignment]  # one more than elsewhere
+    """``converged`` as elsewhere, on the test set. ``loss`` needs no test data: ``rounds`` is the most, and recovery
+    ends with the round in which the clients' loss, before their first step, has fallen by less than 5 %."""
     augment: bool = True
     """Add one real sample to each synthetic one (§3.3.1)."""
 
@@ -197,7 +200,7 @@ class ClusterSection(Section):
     gpus_per_client: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
     """Fraction of a GPU that an actor is pinned to; ``auto`` shares what there is, 0 without GPUs."""
     clients_per_actor: Positive | Literal["auto"] = 1
-    """``auto`` packs clients where memory or GPUs do not suffice for an actor each."""
+    """``auto`` packs clients so that memory suffices, and no core has more than two actors, no GPU more than eight."""
     cpus_per_actor: Rate | Literal["auto"] = "auto"
     """CPUs that Ray sets aside for an actor; ``auto``: half of them shared out, so that ten actors fit two cores. How
     many steps run at once is decided by cores, whatever this says."""

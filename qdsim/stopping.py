@@ -3,6 +3,11 @@
 Forgetting has converged once F-Set accuracy is at most 1 % (class level; at client level no such number is known
 without retraining, so the rounds are fixed). Descent has converged once the best accuracy of the last rounds, two in
 recovery and relearning and five in training, retraining and S2U, is less than half a point above the best before them.
+
+These rules look at test data, which a federation may not have. ``recover.stop = "loss"`` does not: a client's first
+mini-batch is seen by the model of the round before it moves, so the mean of these losses says what the last round was
+worth, and costs nothing. Recovery has settled once it has fallen by less than 5 % from one round to the next; the round
+that shows it is one more than was needed.
 """
 
 from collections.abc import Sequence
@@ -20,9 +25,13 @@ class Rule:
     """Column of the table ``rounds`` that it looks at."""
     patience: int = 0
     """0: stop once the score is at most 1 %; else once this many rounds have gained less than half a point."""
+    falls: float = 0.0
+    """If not 0, the score is a loss: stop once it has fallen by less than this share in a round."""
 
     def __str__(self) -> str:
         """Say the rule in one line."""
+        if self.falls:
+            return f"{self.score} falls by < {self.falls:.0%}"
         if not self.patience:
             return f"{self.score} <= {FORGOTTEN}"
         return f"{self.score} gains < {GAIN} in {self.patience} rounds"
@@ -30,6 +39,8 @@ class Rule:
     def reached(self, scores: Sequence[float | None]) -> bool:
         """Tell whether the phase is over; ``scores`` begin with the one before the phase (None if unknown)."""
         known = [score for score in scores if score is not None]
+        if self.falls:
+            return len(known) > 1 and known[-1] > (1 - self.falls) * known[-2]
         if not self.patience:
             return bool(known) and len(scores) > 1 and known[-1] <= FORGOTTEN
         if len(known) <= self.patience:
@@ -41,4 +52,5 @@ TRAINED = Rule("test_accuracy", patience=5)
 RETRAINED = Rule("retain_accuracy", patience=5)
 FORGOT = Rule("forget_accuracy")
 RECOVERED = Rule("retain_accuracy", patience=2)
+SETTLED = Rule("start_loss", falls=0.05)
 RELEARNT = Rule("forget_accuracy", patience=2)

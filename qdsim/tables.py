@@ -6,7 +6,7 @@ means; they are stored in the Parquet schema as well.
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _KEYS = [
     ("run_id", pa.string(), "the run directory's name"),
@@ -61,6 +61,11 @@ COLUMNS: dict[str, list[tuple[str, pa.DataType, str]]] = {
     "rounds": [
         *_KEYS,
         *_SCORES,
+        (
+            "start_loss",
+            pa.float64(),
+            "mean loss of the participants' first mini-batches: of the model that the round began with",
+        ),
         *_CLOCKS,
         ("params_sha256", pa.string(), "hash of the global model's bits after the round"),
         ("reused", pa.bool_(), "copied from an earlier run's training"),

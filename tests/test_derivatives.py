@@ -1,5 +1,8 @@
 """The derivatives written out are those of autograd, to rounding in float64."""
 
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -127,3 +130,39 @@ def test_micro_batches_by_hand():
 def test_neighbours_share_a_pass_as_far_as_they_fit():
     """At most 8 together: 3 + 4, then 9 alone, 2 + 2."""
     assert together([3, 4, 9, 2, 2], 8) == [range(0, 2), range(2, 3), range(3, 5)]
+
+
+def test_convolutions_in_bfloat16_point_the_same_way():
+    """Eight bits of mantissa: every tensor's gradient and the pixels' stay within a few degrees of float64's."""
+    compute, params, images, labels = network((3, 32, 3), width=16)
+    params = {name: tensor.float() for name, tensor in params.items()}
+    short = replace(compute, half=torch.bfloat16)
+    counts = [1, 5, 2, 3]
+    _, exact, by_class = class_gradients(compute, params, images.float(), labels, counts)
+    _, found, _ = class_gradients(short, params, images.float(), labels, counts)
+    assert all(tensor.dtype == torch.float32 for tensor in found.values())
+    assert not torch.equal(found["conv1.weight"], exact["conv1.weight"])
+    for name in by_class:
+        assert torch.cosine_similarity(found[name].flatten(), exact[name].flatten(), dim=0) > 0.99
+    turned = {name: stack.roll(1, 0) for name, stack in by_class.items()}
+    by_label = {0: 1, 1: 5, 3: 2, 4: 3}
+    pixels, shorter = (pixel_gradients(c, params, images.float(), by_label, turned) for c in (compute, short))
+    assert torch.cosine_similarity(shorter.flatten(), pixels.flatten(), dim=0) > 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_passes_give_the_same_numbers():
+    """Whole micro-batches of 4 are compiled, the last piece of 3 is not; float64, to rounding."""
+    compute, params, images, labels = network((1, 8, 2), micro_batch=4)
+    compiled = replace(compute, compiled=True)
+    compiled.warm_up()
+    loss, total, by_class = class_gradients(compute, params, images, labels, [1, 5, 2, 3])
+    other_loss, other_total, other_by_class = class_gradients(compiled, params, images, labels, [1, 5, 2, 3])
+    torch.testing.assert_close(other_loss, loss, rtol=1e-10, atol=1e-12)
+    for name in params:
+        torch.testing.assert_close(other_total[name], total[name], rtol=1e-8, atol=1e-11)
+    for name in by_class:
+        torch.testing.assert_close(other_by_class[name], by_class[name], rtol=1e-8, atol=1e-11)
+    assert compiled._passes(4) is not compiled._passes(3)
+    assert compiled._passes(3) == (derivatives.forward, derivatives.backward)

@@ -41,12 +41,17 @@ def test_packed_actors_get_equal_loads():
     assert grouped(4, 3, [0, 0, 0, 0]) == ((0, 1, 2), (3,))
 
 
-def test_automatic_packing_counts_memory_and_gpus():
-    """100 clients: 8 GB hold 19 actors of 400 MiB, so 6 clients each, which makes 17; 2 GPUs take 16 actors at most."""
+def test_automatic_packing_counts_memory_cores_and_gpus():
+    """100 clients: 8 GB hold 19 actors of 400 MiB, so 6 clients each, which makes 17; 2 GPUs take 16 actors at most.
+
+    Two cores take four: 25 clients each. Of ten clients three go into an actor, which makes four of them.
+    """
     auto = wanted(clients_per_actor="auto")
-    assert len(lay_out(100, auto, [node(memory_bytes=8.0e9)]).clients) == 17
+    assert len(lay_out(100, auto, [node(cpus=64.0, memory_bytes=8.0e9)]).clients) == 17
     assert len(lay_out(100, auto, [node(gpus=2)]).clients) == 15
-    assert len(lay_out(10, auto, [node()]).clients) == 10
+    assert [len(group) for group in lay_out(100, auto, [node()]).clients] == [25] * 4
+    assert len(lay_out(10, auto, [node()]).clients) == 4
+    assert len(lay_out(10, wanted(clients_per_actor="auto", threads=2), [node()]).clients) == 2
 
 
 def test_automatic_fractions_fill_the_gpus():

@@ -55,3 +55,25 @@ def test_sizes_and_finiteness():
     assert P.is_finite(theta)
     theta["b"][1] = float("nan")
     assert not P.is_finite(theta)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7.0), "c": torch.zeros(0), "d": torch.ones(1, 2, 1)},
+        {"sums": torch.ones(2, dtype=torch.float64), "counts": torch.tensor([3])},
+        {},
+    ],
+    ids=["one type", "two types", "nothing"],
+)
+def test_what_is_packed_for_a_message_comes_out_as_it_was(made):
+    """Names in order, shapes, types and bits; and the tensors may be written to, though Ray's arrays may not."""
+    shapes, numbers = P.pack(made)
+    if isinstance(numbers, np.ndarray):
+        numbers.setflags(write=False)
+    found = P.unpack((shapes, numbers))
+    assert list(found) == list(made)
+    for name, tensor in made.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+        found[name] += 1

@@ -10,6 +10,7 @@ from qdsim import config, data, estimate, plan, planner, probe
 from qdsim.errors import BadInput, CannotPlace
 from qdsim.estimate import Costs
 from qdsim.layout import Layout
+from qdsim.sections import ClusterSection
 from tests.conftest import PROJECT
 
 COSTS = Costs(gradient_s=1e-3, learning_s=2e-3, matching_s=4e-3, evaluation_s=1e-4)
@@ -173,3 +174,13 @@ def test_the_command_prints_a_plan(tmp_path):
     assert narrow.returncode == 3
     assert "actors that fit" in narrow.stderr
     assert "set cluster.clients_per_actor to 10" in narrow.stderr
+
+
+@pytest.mark.ray
+def test_gpus_that_are_only_logical_tell_of_no_memory(cluster_address):
+    """The shared cluster has two of them: each node is asked, none knows of any memory, so none is checked."""
+    from qdsim import ray_cluster, ray_probe
+
+    with ray_cluster.connected(ClusterSection(), cluster_address):
+        assert sum(node.gpus for node in ray_cluster.nodes()) == 2
+        assert ray_probe.gpu_memory() is None

@@ -100,6 +100,7 @@ def test_shards_and_synthetic_sets_stay_with_their_actor():
     looks = {"test_counts", "own_counts", "test_features", "own_features", "storage_bytes"}
     assert methods == {
         "describe",
+        "warm_up",
         "adopt",
         "step",
         "sees",

@@ -1,8 +1,11 @@
 """The rule of convergence, and what the tables say of it."""
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
-from qdsim.stopping import FORGOT, RECOVERED, RETRAINED, Rule
+from qdsim.stopping import FORGOT, RECOVERED, RETRAINED, SETTLED, Rule
 from tests.runs import run, table
 
 
@@ -21,6 +24,10 @@ from tests.runs import run, table
         (RETRAINED, [None, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5], False),  # the best of the last five against 0.1
         (RETRAINED, [None, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], True),  # and against 0.5
         (RETRAINED, [None, 0.5, 0.4, 0.4, 0.4, 0.4, 0.6], False),
+        (SETTLED, [None, 2.0], False),  # one loss is no fall
+        (SETTLED, [None, 2.0, 1.89], False),  # fell by 5.5 %
+        (SETTLED, [None, 2.0, 1.5, 1.43], True),  # fell by 4.7 %
+        (SETTLED, [None, 2.0, 2.5], True),  # rose
     ],
 )
 def test_the_rules_by_hand(rule, scores, over):
@@ -31,6 +38,7 @@ def test_the_rules_by_hand(rule, scores, over):
 def test_a_rule_says_itself():
     """As the table stages has it."""
     assert str(FORGOT) == "forget_accuracy <= 0.01"
+    assert str(SETTLED) == "start_loss falls by < 5%"
     assert str(Rule("retain_accuracy", patience=5)) == "retain_accuracy gains < 0.005 in 5 rounds"
 
 
@@ -61,3 +69,23 @@ def test_stages_by_convergence(tmp_path):
     ends = table(found, "rounds").dropna(subset=["forget_accuracy_train"]).set_index(["method", "phase"])["round"]
     served = stages.drop(index=("shared", "train"))
     assert (ends.reindex(served.index) == served["rounds_run"]).all()
+
+
+def test_recovery_that_ends_by_the_clients_losses(tmp_path):
+    """No test data: each round's first losses are of the model before it, and the rule's own words stand in stages.
+
+    A round's ``start_loss`` is the mean of the clients' first losses weighted by |Z_i|. With one step a round it is the
+    weighted mean of their losses, so the table ``clients`` has it as well.
+    """
+    found = run(tmp_path, train={"rounds": 4}, recover={"rounds": 30, "steps": 1, "lr": 0.1, "stop": "loss"})
+    stage = table(found, "stages").set_index(["method", "phase"]).loc[("quickdrop", "recover")]
+    rounds = table(found, "rounds")
+    losses = rounds[rounds["phase"] == "recover"].sort_values("round")["start_loss"].tolist()
+    assert stage["rule"] == "converged: start_loss falls by < 5%"
+    assert stage["rounds_run"] == len(losses) < 30
+    falls = [1 - later / earlier for earlier, later in pairwise(losses)]
+    assert falls[-1] < 0.05
+    assert all(fall >= 0.05 for fall in falls[:-1])
+    clients = table(found, "clients")
+    own = clients[(clients["phase"] == "recover") & (clients["round"] == 1)]
+    assert losses[0] == pytest.approx(np.average(own["loss"], weights=own["num_samples"]))

@@ -160,6 +160,7 @@ def make_update(
         num_samples=num_samples,
         delta=delta,
         loss=loss,
+        first_loss=float(losses[0]),
         gradients=len(losses),
         samples=processed,
         matching_s=matching.seconds if matching else 0.0,

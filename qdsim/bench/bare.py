@@ -21,7 +21,8 @@ def network(width: int, channels: int, size: int) -> nn.Sequential:
         layers.append(nn.Conv2d(inputs, width, 3, padding=3 if size == 28 and block == 0 else 1))
         layers += [nn.GroupNorm(width, width), nn.ReLU(), nn.AvgPool2d(2)]
         inputs = width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * 16, 10))
+    side = 4 if size == 28 else size // 8
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side**2, 10))
 
 
 def step(model: nn.Sequential, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
