@@ -64,16 +64,20 @@ def make(results: Results) -> list[Table | Figure]:
 def _points(own: Results, outcomes: pd.DataFrame, retrained: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each round of recovery: accuracies, what it has cost so far, and the speed-ups."""
     keys = ["run_id", "cell", "seed", "request"]
-    rounds = own.rounds[own.rounds["phase"].isin(["unlearn", "recover"])].astype({k: str for k in keys if k != "seed"})
-    rounds = rounds.merge(outcomes[[*keys, "swept", "partition"]].drop_duplicates(), on=keys)
-    before = rounds[rounds["phase"] == "unlearn"].groupby(keys)[list(COSTS)].sum()
-    points = rounds[rounds["phase"] == "recover"].sort_values("round")
+    texts = {name: str for name in ("partition", *keys) if name != "seed"}
+    rounds = own.rounds[own.rounds["phase"].isin(["unlearn", "recover"])].astype(texts)
+    rounds = rounds.merge(outcomes[[*keys, "swept"]].drop_duplicates(), on=keys)
+    before = rounds[rounds["phase"] == "unlearn"].groupby(keys)[list(COSTS)].sum().add_prefix("before.")
+    points = rounds[rounds["phase"] == "recover"].sort_values("round").join(before, on=keys)
     sums = points.groupby(keys)[list(COSTS)].cumsum()
     for cost in COSTS:
-        points[f"so_far.{cost}"] = sums[cost] + points.join(before, on=keys, rsuffix=".before")[f"{cost}.before"]
+        points[f"so_far.{cost}"] = sums[cost] + points[f"before.{cost}"]
     fallen = points.groupby(keys)["start_loss"].pct_change()
-    settled = points.assign(settled=fallen > -FALLS)
-    points["chosen"] = settled["settled"] & (settled.groupby(keys)["settled"].cumsum() == 1)
+    points["settled"] = points["round"].where(fallen > -FALLS)
+    by_request = points.groupby(keys)
+    # a loss that was still falling when the rounds were over: the last of them
+    ends = by_request["settled"].transform("min").fillna(by_request["round"].transform("max"))
+    points["chosen"] = points["round"] == ends
     same = ["partition", "seed", "request"]
     costs = [f"{kind}.{cost}" for kind in ("total", "until") for cost in COSTS]
     points = points.merge(retrained[[*same, *costs]], on=same)

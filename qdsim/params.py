@@ -106,7 +106,8 @@ def unpack(packed: Packed) -> Params:
     shapes, numbers = packed
     if not isinstance(numbers, np.ndarray):
         return from_numpy(numbers)
-    parts = torch.from_numpy(np.array(numbers)).split([math.prod(shape) for shape in shapes.values()])
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    parts = torch.split_with_sizes(torch.from_numpy(np.array(numbers)), sizes)
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""Toy clients, and the one Ray cluster that all tests share."""
+"""Toy clients, and the Ray cluster that all tests of a process share."""
 
 import os
 import secrets
@@ -23,7 +23,6 @@ from qdsim.models import ConvNet
 from qdsim.phases import Assignment, Compute
 
 PROJECT = Path(__file__).parent.parent
-SHARED_FIXTURES = {"cluster_address", "all_jobs"}
 NAMES = Assignment(run_seed=0, request="", phase="train", round_number=1)
 
 
@@ -41,18 +40,6 @@ def make_compute(num_classes: int = 3, *, width: int = 4, size: int = 8, micro_b
     return Compute(model, torch.device("cpu"), micro_batch)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For ``--dist loadgroup``: a module stays in one process, with all others that use the same costly fixture."""
-    modules = {item: item.nodeid.partition("::")[0] for item in items}
-    groups = dict(zip(modules.values(), modules.values(), strict=True))
-    for item, module in modules.items():
-        for fixture in SHARED_FIXTURES & set(getattr(item, "fixturenames", ())):
-            groups[module] = fixture
-    for item, module in modules.items():
-        item.add_marker(pytest.mark.xdist_group(groups[module]))
-
-
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -60,7 +47,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def cluster_address() -> Iterator[str]:
-    """One head node with two CPUs and two logical GPUs, for the whole test run."""
+    """One head node with two CPUs and two logical GPUs, for all tests; of several processes each has its own."""
     from ray.cluster_utils import Cluster
 
     args = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 200 * 2**20, "include_dashboard": False}

@@ -52,8 +52,11 @@ def processes(command: subprocess.Popen, target: str) -> list[int]:
     return sorted(pid for pid, title in descendants(command.pid).items() if title.startswith(TITLES[target]))
 
 
-def kill_one(command: subprocess.Popen, target: str, draws: random.Random) -> str:
-    """Kill the command, its driver or one of its client actors; whichever does not exist, the command."""
+def kill_one(command: subprocess.Popen, target: str, draws: random.Random, orphans: dict[int, str]) -> str:
+    """Kill the command, its driver or one of its client actors; whichever does not exist, the command.
+
+    What a killed command leaves goes on for a while, beside the run that is resumed: ``orphans`` takes note of it.
+    """
     family = descendants(command.pid)
     found = processes(command, target) if target in TITLES else []
     if found:
@@ -61,13 +64,18 @@ def kill_one(command: subprocess.Popen, target: str, draws: random.Random) -> st
         return target
     os.kill(command.pid, signal.SIGKILL)
     command.wait()
-    give_up_s = time.monotonic() + 180  # Ray's own agents look for their raylet now and then, and are not waited for
-    actors = {pid: title for pid, title in family.items() if title.startswith("ray::")}
-    while left := [pid for pid, title in actors.items() if alive(pid, title)]:
+    # Ray's own agents look for their raylet now and then, and are not waited for
+    orphans.update({pid: title for pid, title in family.items() if title.startswith("ray::")})
+    return "command"
+
+
+def wait_for(orphans: dict[int, str]) -> None:
+    """Wait until the actors of commands that were killed have noticed it: they must end by themselves."""
+    give_up_s = time.monotonic() + 180
+    while left := [pid for pid, title in orphans.items() if alive(pid, title)]:
         if time.monotonic() > give_up_s:
             raise AssertionError(f"the command is dead, but its processes {left} are not")
         time.sleep(0.2)
-    return "command"
 
 
 def alive(pid: int, title: str) -> bool:
@@ -93,6 +101,7 @@ def disturbed(job: Path, out: Path, kills: list[str], draws: random.Random, long
     and four from when there are client actors: else most kills would hit a run that has not begun.
     """
     said = []
+    orphans: dict[int, str] = {}
     command = start(job, out)
     for target in kills:
         early = draws.random() < 0.2
@@ -103,11 +112,12 @@ def disturbed(job: Path, out: Path, kills: list[str], draws: random.Random, long
             command.wait(after_s)
         except subprocess.TimeoutExpired:
             moment = f"{after_s:.1f} s after {'the start' if early else 'there were clients'}"
-            said.append(f"{kill_one(command, target, draws)} {moment}")
+            said.append(f"{kill_one(command, target, draws, orphans)} {moment}")
         if command.poll() is not None:
             command = start(job, out)
     for _ in range(5):  # a run that gave up is resumed as well
         if command.wait(600) == 0:
+            wait_for(orphans)
             return said
         command = start(job, out)
     raise AssertionError(f"the run does not end: {(out.parent / f'{out.name}.log').read_text()[-2000:]}")

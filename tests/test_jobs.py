@@ -135,4 +135,4 @@ def test_every_job_on_real_data_can_be_planned(real_data_root):
                 made = plan.make(job, datasets[job.data.dataset])
                 assert all(task.phases() for task in made.tasks())
                 planned += 1
-    assert planned == 3 * 14
+    assert planned == 3 * 15

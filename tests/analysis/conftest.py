@@ -33,6 +33,15 @@ def all_jobs(tmp_path_factory) -> Path:
         patch.setattr(distillation, "FINETUNE_STEPS", 2)  # stand for fifty
         run(out, name="fig5_finetune", requests=CLASS, partition=few, sweep=tuned, relearn=NO_RELEARN)
     run(out, name="fig6_scale", requests=CLASS, sweep={"synthetic.scale": [10, 100]}, relearn=NO_RELEARN)
+    few_steps = {"rounds": 4, "steps": 2}
+    run(
+        out,
+        name="recovery_steps",
+        requests=CLASS,
+        sweep={"recover.steps": [1, 3]},
+        recover=few_steps,
+        relearn=NO_RELEARN,
+    )
     matching = {"synthetic.matching": [True, False]}
     run(out, name="table6_overhead", requests=CLASS, sweep=matching, relearn=NO_RELEARN)
     alphas = {"partition.alpha": [0.5, 10.0]}

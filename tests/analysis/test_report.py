@@ -11,12 +11,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import analysis
 from analysis import load
 from analysis import report as reports
 from analysis.__main__ import app
 from analysis.outputs import Table
 from qdsim import config
 from tests.analysis.made import made_run
+from tests.analysis.test_recipes import RECIPES
 from tests.conftest import PROJECT
 from tests.runs import run
 
@@ -66,7 +68,7 @@ def test_nothing_is_missing_when_all_jobs_were_run(report):
     """Each item was made, and nothing was wrong with the runs."""
     said = (report / "said.txt").read_text(encoding="utf-8")
     assert "not made" not in said
-    assert re.search(r"^\d+ tables and \d+ figures from 14 runs$", said, re.MULTILINE)
+    assert re.search(r"^\d+ tables and \d+ figures from 15 runs$", said, re.MULTILINE)
 
 
 def test_what_the_table_says_is_what_the_tables_of_the_run_hold(all_jobs, report):
@@ -323,3 +325,43 @@ def test_latex_is_booktabs_and_escaped(report):
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len({line.count("&") for line in body[1:]}) == 1
     assert all(not re.search(r"(?<!\\)[%_#]", line) for line in body)
+
+
+def test_the_recipes_run_one_after_the_other(all_jobs):
+    """On a real run with two seeds and three methods; each ends in a table with a number in it."""
+    names = {"analysis": analysis, "results": analysis.load(next(all_jobs.glob("table2_cifar10-*")))}
+    found = []
+    for recipe in RECIPES:
+        *lines, last = recipe.strip().splitlines()
+        exec("\n".join(lines), names)
+        found.append(eval(last, names))
+    for value in found:
+        assert isinstance(value, pd.DataFrame | pd.Series)
+        assert value.notna().any().any() if isinstance(value, pd.DataFrame) else value.notna().any()
+    means, times, curve, share, worst = found
+    stages = names["results"].stages
+    recovered = stages[(stages["method"] == "quickdrop") & (stages["phase"] == "recover")]["retain_accuracy"].mean()
+    assert means.loc["quickdrop", ("retain_accuracy", "mean")] == pytest.approx(recovered)
+    assert times["retrain"].tolist() == pytest.approx([1.0, 1.0])
+    assert curve.shape == (3, 2)
+    assert ((share > 0) & (share < 1)).all()
+    assert len(worst) == 5
+
+
+def test_the_speed_up_of_a_short_recovery_is_that_of_the_tables(all_jobs, report):
+    """One step a round: samples of retraining over those of unlearning and of recovery up to the round that is chosen.
+
+    That is the first whose loss has fallen by less than 5 %, or the last.
+    """
+    rounds = pd.read_parquet(next(all_jobs.glob("recovery_steps-*")) / "tables" / "rounds")
+    own = rounds[(rounds["cell"] == "recover.steps=1") & (rounds["method"] == "quickdrop")].sort_values("round")
+    unlearn, recover = own[own["phase"] == "unlearn"], own[own["phase"] == "recover"]
+    losses = recover["start_loss"].tolist()
+    settled = [n for n in range(1, len(losses)) if losses[n] > 0.95 * losses[n - 1]]
+    chosen = settled[0] + 1 if settled else len(losses)
+    spent = unlearn["samples"].sum() + recover["samples"].head(chosen).sum()
+    stages = pd.read_parquet(next(all_jobs.glob("table2_cifar10-*")) / "tables" / "stages")
+    retrained = stages[(stages["method"] == "retrain") & (stages["phase"] == "unlearn") & (stages["seed"] == 0)]
+    table = pd.read_csv(report / "recovery_steps.csv").set_index(["label", "column"])["mean"]
+    assert table["T = 1", "round"] == chosen
+    assert table["T = 1", "full.samples"] == pytest.approx(retrained["samples"].sum() / spent)
