@@ -65,7 +65,8 @@ def _points(own: Results, outcomes: pd.DataFrame, retrained: pd.DataFrame) -> pd
     """Return a row for each round of recovery: accuracies, what it has cost so far, and the speed-ups."""
     keys = ["run_id", "cell", "seed", "request"]
     texts = {name: str for name in ("partition", *keys) if name != "seed"}
-    rounds = own.rounds[own.rounds["phase"].isin(["unlearn", "recover"])].astype(texts)
+    rounds = own.rounds[own.rounds["phase"].isin(["unlearn", "recover"]) & (own.rounds["method"] == "quickdrop")]
+    rounds = rounds.astype(texts)
     rounds = rounds.merge(outcomes[[*keys, "swept"]].drop_duplicates(), on=keys)
     before = rounds[rounds["phase"] == "unlearn"].groupby(keys)[list(COSTS)].sum().add_prefix("before.")
     points = rounds[rounds["phase"] == "recover"].sort_values("round").join(before, on=keys)

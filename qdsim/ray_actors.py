@@ -294,10 +294,8 @@ class ActorPool:
 
 def _listed(clients: list[int], between: str) -> str:
     """Name an actor's clients, the first few of them where there are many."""
-    named = [str(i) for i in clients[:MOST_NAMED]]
-    return between.join(named) + (
-        "" if len(clients) <= MOST_NAMED else f"{between}and-{len(clients) - MOST_NAMED}-more"
-    )
+    more = len(clients) - MOST_NAMED
+    return between.join([*map(str, clients[:MOST_NAMED]), *([f"{more} more"] if more > 0 else [])])
 
 
 def undisturbed(call: Call) -> Call:

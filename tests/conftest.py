@@ -23,6 +23,7 @@ from qdsim.models import ConvNet
 from qdsim.phases import Assignment, Compute
 
 PROJECT = Path(__file__).parent.parent
+LONGEST = ("test_three_hosts", "test_ray", "test_faults", "analysis/test_report", "test_storage", "test_crash")
 NAMES = Assignment(run_seed=0, request="", phase="train", round_number=1)
 
 
@@ -38,6 +39,12 @@ def make_compute(num_classes: int = 3, *, width: int = 4, size: int = 8, micro_b
     """Return a small network of two blocks, computed on the CPU."""
     model = ConvNet(channels=1, size=size, num_classes=num_classes, width=width, depth=2)
     return Compute(model, torch.device("cpu"), micro_batch)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first: of two processes none is then left alone with the last of them."""
+    place = {f"tests/{name}.py": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)
