@@ -112,16 +112,13 @@ def _draw(points: pd.DataFrame, goal: float) -> mpl_figure.Figure:
         for i, (steps, own) in enumerate(points.groupby("swept")):
             mean = own.groupby("round")[[f"full.{cost}", "retain_accuracy"]].mean()
             color = style.CLASS_COLORS[2 * i % len(style.CLASS_COLORS)]
-            plural = "step" if steps == 1 else "steps"
-            axis.plot(
-                mean[f"full.{cost}"], mean["retain_accuracy"], "o-", color=color, label=f"{steps:g} {plural} a round"
-            )
+            axis.plot(mean[f"full.{cost}"], mean["retain_accuracy"], "o-", color=color, label=f"T = {steps:g}")
             ends = own[own["chosen"]]
             ringed = (ends[f"full.{cost}"], ends["retain_accuracy"])
             axis.scatter(*ringed, s=70, facecolors="none", edgecolors=color, zorder=3)
         axis.axhline(goal, color=style.METHOD_COLORS["retrain"], lw=1, label="retraining")
-        axis.axhspan(goal - 0.01, goal, color="#DDDDDD", zorder=0, label="at most 1 point below it")
-        style.log_axis(axis, "x", f"times faster than retraining in full ({name})")
+        axis.axhspan(goal - 0.01, goal, color="#DDDDDD", zorder=0, label="1 point below")
+        style.log_axis(axis, "x", f"speed-up against retraining ({name})")
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
     axes[0].set_ylabel("R-Set accuracy (%)")
     style.legend(drawn, axes)
