@@ -66,7 +66,7 @@ def _bars(own: pd.DataFrame, label: str) -> mpl_figure.Figure:
     for axis, case in zip(axes, cases, strict=True):
         values = own[own["case"] == case].set_index("side")["value"].reindex(sides)
         bars = axis.bar(range(len(sides)), values, color=[COLORS.get(side, OTHER) for side in sides])
-        axis.bar_label(bars, fmt="{:.3g}", fontsize=8, padding=2)
+        axis.bar_label(bars, fmt=_number, fontsize=8, padding=2)
         axis.margins(y=0.15)
         axis.set_xticks(range(len(sides)), [side.replace(" ", "\n") for side in sides])
         axis.set_title(case)
@@ -142,4 +142,9 @@ def _line(axis: Axes, numbers: pd.Series, values: pd.Series, unit: str, case: st
         style.log_axis(axis, "x", unit)
         style.log_axis(axis, "y", "seconds of a round")
     else:
+        axis.set_xticks(numbers)
         axis.set_ylim(bottom=0)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

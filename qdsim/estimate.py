@@ -11,7 +11,7 @@ from qdsim.footprint import FLOAT_BYTES, model_bytes, synthetic_bytes
 from qdsim.layout import Layout, Node, lay_out
 from qdsim.models import ConvNet
 from qdsim.phases import CPU_MICRO_BATCH, WHOLE_BATCH, Phase
-from qdsim.plan import Cell, Plan, SeedPlan
+from qdsim.plan import MATCHED_IMAGE_COST, Cell, Plan, SeedPlan
 from qdsim.rows import SHARED
 
 PROCESS_BYTES = 350 * 2**20
@@ -24,9 +24,6 @@ CUDA_BYTES = 400 * 2**20
 """What a process takes of a GPU before any tensor."""
 ROUND_S = 0.2
 """Of a round beside steps and evaluation: selection, averaging, rows, the commit."""
-MATCHED_AGAINST_REAL = 2.5
-"""A synthetic image in a matching step against a real one in a gradient, where nothing was measured: 7 products with
-the weights against 3."""
 START_S = 20.0
 """From the command to the first round: Ray, actors, data."""
 
@@ -99,7 +96,7 @@ def layout_of(plan: Plan, nodes: Sequence[Node], gpus: int | None) -> Layout:
 
 def loads(plan: Plan) -> list[float]:
     """Return how much each client has to do in training, all federations together: one set of actors serves all."""
-    alike = Costs(1.0, 1.0, MATCHED_AGAINST_REAL, 0.0)
+    alike = Costs(1.0, 1.0, MATCHED_IMAGE_COST, 0.0)
     total = np.zeros(plan.max_clients)
     for cell, at in plan.federations():
         for phase in cell.training():

@@ -78,9 +78,6 @@ class Executor(Protocol):
     def finish_look(self) -> None:
         """Wait for what :meth:`look` has asked for, with nothing beside it."""
 
-    def test_counts(self, params: Params, num_test: int) -> Counts:
-        """Count correct answers on the test set."""
-
     def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
         """Count on the clients' own data: forget set, and the rest."""
 
@@ -153,14 +150,10 @@ class InlineExecutor:
         """Look at once: here nothing can run beside it."""
         began_s = time.perf_counter()
         own = self.own_counts(params, client_ids, branch)[0] if client_ids else None
-        then(Looked(self.test_counts(params, num_test), own, time.perf_counter() - began_s))
+        then(Looked(self._host.test_counts(params, 0, num_test), own, time.perf_counter() - began_s))
 
     def finish_look(self) -> None:
         """Nothing to do: it is done."""
-
-    def test_counts(self, params: Params, num_test: int) -> Counts:
-        """Count on the whole test set."""
-        return self._host.test_counts(params, 0, num_test)
 
     def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
         """Count on the clients' own data."""

@@ -217,13 +217,6 @@ class RayExecutor:
         shared = [sum(s for n, s in on_cpu if n == node) / slots for node, slots in self._pool.slots.items()]
         return max([*busy, *shared])
 
-    def test_counts(self, params: Params, num_test: int) -> Counts:
-        """Spread the test set over as many actors as may run at once."""
-        ref = self._put(params)
-        ranges = pieces(num_test, self._lanes())
-        calls: list[Call] = [(i, "test_counts", (ref, start, stop)) for i, (start, stop) in enumerate(ranges)]
-        return _total([found for found, _ in self._pool.gather(calls)])
-
     def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
         """Count where the data are."""
         ref = self._put(params)

@@ -12,11 +12,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import analysis
-from analysis import load
+from analysis import load, recovery_steps
 from analysis import report as reports
 from analysis.__main__ import app
 from analysis.outputs import Table
 from qdsim import config
+from qdsim.stopping import SETTLED
 from tests.analysis.made import made_run
 from tests.analysis.test_recipes import RECIPES
 from tests.conftest import PROJECT
@@ -362,6 +363,7 @@ def test_the_speed_up_of_a_short_recovery_is_that_of_the_tables(all_jobs, report
     spent = unlearn["samples"].sum() + recover["samples"].head(chosen).sum()
     stages = pd.read_parquet(next(all_jobs.glob("table2_cifar10-*")) / "tables" / "stages")
     retrained = stages[(stages["method"] == "retrain") & (stages["phase"] == "unlearn") & (stages["seed"] == 0)]
+    assert recovery_steps.FALLS == SETTLED.falls == 0.05  # the analysis applies the engine's rule
     table = pd.read_csv(report / "recovery_steps.csv").set_index(["label", "column"])["mean"]
     assert table["T = 1", "round"] == chosen
     assert table["T = 1", "full.samples"] == pytest.approx(retrained["samples"].sum() / spent)
