@@ -44,7 +44,7 @@ class WeightedSum:
         """Add one term."""
         self.weight += weight
         for name, tensor in self.total.items():
-            tensor.add_(delta[name].to(torch.float64), alpha=weight)
+            tensor.add_(delta[name], alpha=weight)  # the product, too, is taken in float64
 
 
 def add_weighted_mean(params: Params, deltas: Iterable[tuple[float, Params]]) -> Params:
