@@ -15,7 +15,13 @@ from analysis import style
 from analysis.outputs import Figure
 from qdsim.errors import BadInput
 
-COLORS = {"qdsim": "#D55E00", "qdsim compiled": "#E69F00", "bare PyTorch": "#555555", "Flower": "#56B4E9"}
+COLORS = {
+    "qdsim": "#D55E00",
+    "qdsim compiled": "#E69F00",
+    "qdsim with Winograd": "#CC79A7",
+    "bare PyTorch": "#555555",
+    "Flower": "#56B4E9",
+}
 OTHER = "#009E73"
 
 
@@ -61,10 +67,11 @@ def figures(measured: pd.DataFrame) -> list[Figure]:
 
 def _bars(own: pd.DataFrame, label: str) -> mpl_figure.Figure:
     """One group of bars a case, one bar a side."""
-    cases, sides = own["case"].unique(), own["side"].unique()
+    cases = own["case"].unique()
     drawn, axes = style.figure(style.COLUMN_WIDTH * max(1, len(cases)) / 1.4 + 1, 2.6, columns=len(cases))
     for axis, case in zip(axes, cases, strict=True):
-        values = own[own["case"] == case].set_index("side")["value"].reindex(sides)
+        values = own[own["case"] == case].set_index("side")["value"]
+        sides = [str(side) for side in values.index]
         bars = axis.bar(range(len(sides)), values, color=[COLORS.get(side, OTHER) for side in sides])
         axis.bar_label(bars, fmt=_number, fontsize=8, padding=2)
         axis.margins(y=0.15)

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from qdsim import winograd
 from qdsim.models import NORM_EPS, ConvNet
 from qdsim.params import Params
 
@@ -34,8 +35,14 @@ Pieces = Sequence[tuple[int, slice]]
 
 def layout(tensor: Tensor) -> Tensor:
     """Return images or filters in the memory layout in which convolutions are fast: channels last on a CPU."""
-    last = tensor.device.type == "cpu"
-    return tensor.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    if tensor.device.type != "cpu":
+        return tensor.contiguous()
+    found = tensor.contiguous(memory_format=torch.channels_last)
+    if found.shape[1] != 1:
+        return found
+    # one channel lies in memory the same way in both layouts: without these strides it would be taken for the slow one
+    height, width = found.shape[2:]
+    return found.as_strided(found.shape, (height * width, 1, width, 1))
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class _Block:
     padding: int
     half: torch.dtype | None
     """What convolutions are computed in, where it is not the dtype of everything else."""
+    tiles: Tensor | None
+    """x transformed, where the block's convolutions are done by :mod:`qdsim.winograd`."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class _Back:
     """Mean of g over positions."""
     mean_h: Tensor
     """Mean of g h."""
+    tiles: Tensor | None
+    """∂L/∂z transformed, where x is and there is a block before."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +99,35 @@ class Returned:
     blocks: list[_Back]
 
 
-def forward(model: ConvNet, params: Params, images: Tensor, keep: bool = True, half: torch.dtype | None = None) -> Pass:
+def forward(
+    model: ConvNet,
+    params: Params,
+    images: Tensor,
+    keep: bool = True,
+    half: torch.dtype | None = None,
+    tiled: bool = False,
+) -> Pass:
     """Run the network on normalised images (n, c, h, w); without ``keep`` there is no way back.
 
     ``half``: a shorter dtype for the convolutions, here and on the way back; sums and means stay in the images' own.
+    ``tiled``: convolutions by :mod:`qdsim.winograd` where it is faster, here and on the way back.
     """
     params = {name: layout(tensor) if tensor.ndim == 4 else tensor for name, tensor in params.items()}
     x, blocks = layout(images), []
     for block in range(model.depth):
         padding = model.first_padding if block == 0 else 1
-        h = _convolution(x, params[f"conv{block}.weight"], padding, half, params[f"conv{block}.bias"])
+        filters = params[f"conv{block}.weight"]
+        tiles = winograd.of_images(x) if tiled and winograd.suits(x, filters, padding) else None
+        if tiles is None:
+            h = _convolution(x, filters, padding, half, params[f"conv{block}.bias"])
+        else:  # without its bias, which normalisation takes away again
+            h = winograd.to_images(torch.bmm(tiles, winograd.of_filters(filters)), *x.shape[2:])
         h -= _mean(h)
         r = (_mean(h * h) + NORM_EPS).rsqrt_()
         h *= r
         a = torch.addcmul(_channel(params[f"norm{block}.bias"]), h, _channel(params[f"norm{block}.weight"])).relu_()
         if keep:
-            blocks.append(_Block(x, h, r, a, padding, half))
+            blocks.append(_Block(x, h, r, a, padding, half, tiles))
         x = F.avg_pool2d(a, 2)
     features = x.flatten(1)
     logits = F.linear(features, params["linear.weight"], params["linear.bias"])
@@ -119,9 +143,13 @@ def backward(done: Pass, g: Tensor) -> Returned:
         mean, mean_h = _mean(u), _mean(u * own.h)
         scale = own.r * _channel(done.params[f"norm{block}.weight"])
         u.mul_(scale).sub_(scale * mean).addcmul_(own.h, -scale * mean_h)
-        found.append(_Back(pooled, u, scale, mean, mean_h))
-        if block:
-            pooled = _to_input(own, own.x, done.params[f"conv{block}.weight"], u)
+        tiles = winograd.of_images(u) if block and own.tiles is not None else None
+        found.append(_Back(pooled, u, scale, mean, mean_h, tiles))
+        filters = done.params[f"conv{block}.weight"]
+        if tiles is not None:
+            pooled = winograd.to_images(torch.bmm(tiles, winograd.of_filters_back(filters)), *own.x.shape[2:])
+        elif block:
+            pooled = _to_input(own, own.x, filters, u)
     return Returned(g, found[::-1])
 
 
@@ -154,9 +182,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     tangents = []
     for block, own in enumerate(done.blocks):
         filters = v[f"conv{block}.weight"]
-        u = _convolve(own, filters, pieces)
-        if dx is not None:
-            u += _convolution(dx, params[f"conv{block}.weight"], own.padding, own.half)
+        u = _tangent(own, dx, params[f"conv{block}.weight"], filters, pieces)
         mean_h = _mean(u * own.h)
         u *= own.r
         u -= _mean(u)
@@ -179,9 +205,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     for block in reversed(range(1, len(done.blocks))):
         own, g = done.blocks[block], back.blocks[block]
         u = _back_through_norm(own, g, pooled, *tangents[block])
-        pooled = _to_input(own, own.x, params[f"conv{block}.weight"], u)
-        filters = v[f"conv{block}.weight"]
-        _add_to_input(own, filters, g.z, pieces, pooled)
+        pooled = _tangent_back(own, g, u, params[f"conv{block}.weight"], v[f"conv{block}.weight"], pieces)
     own, g = done.blocks[0], back.blocks[0]
     u = _back_through_norm(own, g, pooled, *tangents[0])
     # so few channels come slowly out of a convolution: a matrix product and a fold instead
@@ -192,7 +216,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     return F.fold(columns, own.x.shape[2:], kernel.shape[2:], padding=own.padding)
 
 
-Forward = Callable[[ConvNet, Params, Tensor, bool, torch.dtype | None], Pass]
+Forward = Callable[[ConvNet, Params, Tensor, bool, torch.dtype | None, bool], Pass]
 Backward = Callable[[Pass, Tensor], Returned]
 
 
@@ -212,6 +236,39 @@ def class_by_class(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def _tangent(own: _Block, dx: Tensor | None, w: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
+    """Return dz = v * x + w * dx, with each class's own v in ``filters``; the pixels themselves have no dx."""
+    if own.tiles is None:
+        dz = _convolve(own, filters, pieces)
+        return dz if dx is None else dz.add_(_convolution(dx, w, own.padding, own.half))
+    products = (
+        own.tiles.new_zeros(*own.tiles.shape[:2], len(w))
+        if dx is None
+        else torch.bmm(winograd.of_images(dx), winograd.of_filters(w))
+    )
+    for place, tiles in _tiles(own.tiles, own.x, pieces):
+        products[:, tiles].baddbmm_(own.tiles[:, tiles], winograd.of_filters(filters[place]))
+    return winograd.to_images(products, *own.x.shape[2:])
+
+
+def _tangent_back(own: _Block, g: _Back, dg: Tensor, w: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
+    """Return the tangent of ∂L/∂x from ``dg``, that of ∂L/∂z."""
+    if g.tiles is None:
+        dx = _to_input(own, own.x, w, dg)
+        _add_to_input(own, filters, g.z, pieces, dx)
+        return dx
+    products = torch.bmm(winograd.of_images(dg), winograd.of_filters_back(w))
+    for place, tiles in _tiles(g.tiles, own.x, pieces):
+        products[:, tiles].baddbmm_(g.tiles[:, tiles], winograd.of_filters_back(filters[place]))
+    return winograd.to_images(products, *own.x.shape[2:])
+
+
+def _tiles(transformed: Tensor, x: Tensor, pieces: Pieces) -> Pieces:
+    """Return the pieces of a batch as pieces of its tiles."""
+    each = transformed.shape[1] // len(x)
+    return [(place, slice(part.start * each, part.stop * each)) for place, part in pieces]
+
+
 def _convolve(own: _Block, filters: Tensor, pieces: Pieces) -> Tensor:
     """Convolve each class's samples with its own filters."""
     if len(pieces) == 1 or class_by_class(filters.device):
@@ -224,6 +281,11 @@ def _convolve(own: _Block, filters: Tensor, pieces: Pieces) -> Tensor:
 
 def _add_to_filters(own: _Block, g_z: Tensor, pieces: Pieces, into: Tensor) -> None:
     """Add ∂L/∂w of each class at its place in ``into`` (classes, width, channels, 3, 3)."""
+    if own.tiles is not None:
+        gradients, images = winograd.of_gradients(g_z), own.tiles.transpose(1, 2)
+        for place, tiles in _tiles(own.tiles, own.x, pieces):
+            into[place] += winograd.to_filters(torch.bmm(images[:, :, tiles], gradients[:, tiles]))
+        return
     if len(pieces) == 1 or class_by_class(into.device):
         for place, part in pieces:
             into[place] += _to_filters(own, own.x[part], into.shape[1:], g_z[part])

@@ -12,6 +12,7 @@ class Numerics:
     micro_batch: int | Literal["auto"] = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    winograd: Literal["matching", "always", "never"] = "matching"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qdsim import derivatives, seeds
+from qdsim import derivatives, seeds, winograd
 from qdsim.clients import ClientState
 from qdsim.forgetting import View
 from qdsim.hyper import Numerics, Stage
@@ -32,18 +32,23 @@ class Compute:
     """What convolutions are computed in, if not in float32."""
     compiled: bool = False
     """On a CPU whole micro-batches are compiled, and no other: each size would take its own half a minute."""
+    winograd: Literal["matching", "always", "never"] = "matching"
+    """Where wide convolutions on a CPU are done by :mod:`qdsim.winograd`; such passes are not compiled."""
 
-    def forward(self, params: Params, images: Tensor) -> derivatives.Pass:
+    def forward(self, params: Params, images: Tensor, matching: bool = False) -> derivatives.Pass:
         """Run the network, with a way back."""
-        return self._passes(len(images))[0](self.model, params, images, True, self.half)
+        asked = self.winograd == "always" or (matching and self.winograd == "matching")
+        tiled = asked and self.half is None and winograd.pays(self.model.width, self.device)
+        return self._passes(len(images), tiled)[0](self.model, params, images, True, self.half, tiled)
 
     def backward(self, done: derivatives.Pass, g: Tensor) -> derivatives.Returned:
         """Go back from ∂L/∂logits."""
-        return self._passes(len(g))[1](done, g)
+        tiled = any(block.tiles is not None for block in done.blocks)
+        return self._passes(len(g), tiled)[1](done, g)
 
-    def _passes(self, size: int) -> tuple[derivatives.Forward, derivatives.Backward]:
+    def _passes(self, size: int, tiled: bool) -> tuple[derivatives.Forward, derivatives.Backward]:
         fits = self.device.type != "cpu" or size == self.micro_batch
-        return derivatives.passes(self.compiled and fits)
+        return derivatives.passes(self.compiled and fits and not tiled)
 
     def warm_up(self) -> None:
         """Compile what will be needed, or find it in the compiler's cache."""
@@ -59,7 +64,7 @@ def make_compute(model: ConvNet, device: torch.device, numerics: Numerics) -> Co
     if isinstance(numerics.micro_batch, int):
         micro_batch = numerics.micro_batch
     half = torch.bfloat16 if numerics.precision == "bfloat16" else None
-    return Compute(model, device, micro_batch, half, numerics.compile)
+    return Compute(model, device, micro_batch, half, numerics.compile, numerics.winograd)
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,8 @@ class S2uSection(Section):
 
 
 class ClusterSection(Section):
-    """Where the clients sit. Nothing here changes a result but ``threads``, ``micro_batch``, ``precision`` and
-    ``compile``."""
+    """Where the clients sit. Nothing here changes a result but ``threads``, ``micro_batch``, ``precision``,
+    ``compile`` and ``winograd``."""
 
     gpus_per_client: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
     """Fraction of a GPU that an actor is pinned to; ``auto`` shares what there is, 0 without GPUs."""
@@ -216,6 +216,10 @@ class ClusterSection(Section):
     compile: bool = False
     """Compile a step's passes with ``torch.compile``: faster after a minute or two of warm-up, which later runs find in
     its cache. Needs a C++ compiler on CPUs. Results change in their last digits."""
+    winograd: Literal["matching", "always", "never"] = "matching"
+    """Where convolutions of 64 channels or more on a CPU are done with a quarter of the multiplications
+    (``qdsim/winograd.py``). Its rounding is coarser: ``matching`` leaves the model's own gradients as they are, only
+    synthetic pixels change in their last digits; ``always`` trains faster, too."""
     placement_timeout_s: Rate = 30.0
     """How long to wait for room before giving up with exit code 3."""
     attempts: Positive = 3
@@ -230,7 +234,7 @@ class ClusterSection(Section):
 
     def numerics(self) -> Numerics:
         """Return what moves bits."""
-        return Numerics(self.threads, self.micro_batch, self.precision, self.compile)
+        return Numerics(self.threads, self.micro_batch, self.precision, self.compile, self.winograd)
 
     @field_validator("gpus_per_client")
     @classmethod

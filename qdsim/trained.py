@@ -28,7 +28,7 @@ from qdsim.phases import Phase
 from qdsim.plan import Cell, Plan, SeedPlan
 from qdsim.storage import Folder
 
-VERSION = 2
+VERSION = 3
 """Of the algorithms that training consists of: another number, another hash."""
 FOLDER = ".trained"
 FIX = "delete the folder under .trained to train again"
@@ -65,6 +65,7 @@ def description(plan: Plan, cell: Cell, seed_plan: SeedPlan, phases: list[Phase]
         # named where they are not what they were before there was a choice
         **({"precision": cluster.precision} if cluster.precision != "float32" else {}),
         **({"compile": True} if cluster.compile else {}),
+        **({"winograd": cluster.winograd} if cluster.winograd != "matching" else {}),
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from qdsim import derivatives
+from qdsim import derivatives, winograd
 from qdsim.algorithms.distillation import match, pixel_gradients, together
 from qdsim.algorithms.local_sgd import class_gradients, micro_batches
 from qdsim.models import ConvNet
@@ -91,6 +91,38 @@ def test_the_variant_for_gpus_gives_the_same(shape, monkeypatch):
     torch.testing.assert_close(pixel_gradients(compute, params, images, counts, real), pixels, rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_winograds_convolutions_give_the_same(shape, monkeypatch):
+    """Equal to 1e-8 in float64, also where a micro-batch cuts a class in two; "matching" leaves the model's bits alone.
+
+    Of these networks' convolutions between channels those with 16x16, 8x8 and 4x4 outputs are done so, 2x2 is not.
+    """
+    monkeypatch.setattr(winograd, "LEAST_CHANNELS", 2)
+    usual, params, images, labels = network(shape)
+    usual = replace(usual, winograd="never")
+    counts = {0: 1, 1: 5, 3: 2, 4: 3}
+    _, total, real = class_gradients(usual, params, images.flip(3), labels, list(counts.values()))
+    pixels = pixel_gradients(usual, params, images, counts, real)
+    for where, same in (("always", False), ("matching", True)):
+        tiled = replace(usual, winograd=where)
+        done = tiled.forward(params, images, matching=True)
+        sizes = [block.h.shape[2] for block in done.blocks]
+        takes = [size % 4 == 0 and block.x.shape[1] > 1 for size, block in zip(sizes, done.blocks, strict=True)]
+        assert [block.tiles is not None for block in done.blocks] == takes
+        _, total_too, _ = class_gradients(tiled, params, images.flip(3), labels, list(counts.values()))
+        for name, tensor in total.items():
+            torch.testing.assert_close(total_too[name], tensor, rtol=1e-8, atol=1e-11)
+        assert same == all(torch.equal(total_too[name], tensor) for name, tensor in total.items()) or not any(takes)
+        found = pixel_gradients(tiled, params, images, counts, real)
+        torch.testing.assert_close(found, pixels, rtol=1e-8, atol=1e-11)
+
+
+def test_images_of_one_channel_lie_as_the_others():
+    """Both layouts are the same memory then; what the first convolution returns has channels last all the same."""
+    compute, params, images, _ = network((1, 8, 2))
+    assert compute.forward(params, images).blocks[0].h.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_a_gradient_without_length_has_a_finite_derivative():
     """A dead filter (γ and β zero) has a gradient of zeros in all but the first block, as in autograd."""
     compute, params, images, labels = network((1, 8, 3))
@@ -164,5 +196,6 @@ def test_compiled_passes_give_the_same_numbers():
         torch.testing.assert_close(other_total[name], total[name], rtol=1e-8, atol=1e-11)
     for name in by_class:
         torch.testing.assert_close(other_by_class[name], by_class[name], rtol=1e-8, atol=1e-11)
-    assert compiled._passes(4) is not compiled._passes(3)
-    assert compiled._passes(3) == (derivatives.forward, derivatives.backward)
+    plain = (derivatives.forward, derivatives.backward)
+    assert compiled._passes(4, tiled=False) != plain
+    assert compiled._passes(3, tiled=False) == compiled._passes(4, tiled=True) == plain

@@ -19,7 +19,7 @@ LEAVES = {
     "qdsim.stopping",
 }
 VALUES = LEAVES | {"qdsim.data", "qdsim.models", "qdsim.clients", "qdsim.forgetting", "qdsim.phases", "qdsim.history"}
-VALUES |= {"qdsim.derivatives"}
+VALUES |= {"qdsim.derivatives", "qdsim.winograd"}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     # module: (what it may import of qdsim, which third parties)
     "errors": (set(), set()),
@@ -33,7 +33,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "arrays": ({"qdsim.errors", "qdsim.storage"}, {"numpy"}),
     "history": (LEAVES, {"torch", "numpy"}),
     "models": (LEAVES, {"torch"}),
-    "derivatives": (LEAVES | {"qdsim.models"}, {"torch"}),
+    "winograd": (set(), {"torch"}),
+    "derivatives": (LEAVES | {"qdsim.models", "qdsim.winograd"}, {"torch"}),
     "forgetting": (set(), {"numpy"}),
     "data": (LEAVES, {"numpy", "torchvision", "sklearn", "pyarrow", "PIL", "scipy"}),
     "partition": (LEAVES, {"numpy"}),

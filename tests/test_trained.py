@@ -84,6 +84,7 @@ def test_a_reused_training_leads_to_the_same_bits(all_methods, tmp_path):
         {"synthetic": {"lr": 0.2}},
         {"synthetic": {"matching": False}},
         {"cluster": {"micro_batch": 16}},
+        {"cluster": {"winograd": "always"}},
         {"methods": ["retrain"]},  # nothing distils: another training
     ],
     ids=str,

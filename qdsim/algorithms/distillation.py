@@ -84,7 +84,7 @@ def pixel_gradients(compute: Compute, params: Params, images: Tensor, counts: di
     gradient = {name: torch.zeros_like(stack) for name, stack in real.items()}
     passes = []
     for batch, pieces in micro_batches(sizes, compute.micro_batch):
-        done = compute.forward(params, images[batch])
+        done = compute.forward(params, images[batch], matching=True)
         g = (done.logits.softmax(1) - F.one_hot(labels[batch], compute.model.num_classes)) * weights[batch, None]
         back = compute.backward(done, g)
         derivatives.add_weight_gradients(done, back, pieces, gradient)
