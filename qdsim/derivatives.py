@@ -31,6 +31,8 @@ from qdsim.params import Params
 
 Pieces = Sequence[tuple[int, slice]]
 """Of a batch that is sorted by class: the class's place in a stack, and its samples."""
+Tiled = dict[int, tuple[Tensor, Tensor]]
+"""A block's filters transformed, for the way forwards and for the way back."""
 
 
 def layout(tensor: Tensor) -> Tensor:
@@ -83,6 +85,7 @@ class Pass:
 
     params: Params
     """Filters in the fast layout."""
+    tiled: Tiled
     blocks: list[_Block]
     shape: torch.Size
     """Of the last pooled activations."""
@@ -99,29 +102,35 @@ class Returned:
     blocks: list[_Back]
 
 
+def transformed(model: ConvNet, params: Params) -> Tiled:
+    """Return the filters of all blocks but the first as :mod:`qdsim.winograd` takes them: once for many batches."""
+    filters = {block: params[f"conv{block}.weight"] for block in range(1, model.depth)}
+    return {block: (winograd.of_filters(w), winograd.of_filters_back(w)) for block, w in filters.items()}
+
+
 def forward(
     model: ConvNet,
     params: Params,
     images: Tensor,
     keep: bool = True,
     half: torch.dtype | None = None,
-    tiled: bool = False,
+    tiled: Tiled | None = None,
 ) -> Pass:
     """Run the network on normalised images (n, c, h, w); without ``keep`` there is no way back.
 
     ``half``: a shorter dtype for the convolutions, here and on the way back; sums and means stay in the images' own.
-    ``tiled``: convolutions by :mod:`qdsim.winograd` where it is faster, here and on the way back.
+    ``tiled``: what :func:`transformed` returns has convolutions done by :mod:`qdsim.winograd`, here and on the way back.
     """
     params = {name: layout(tensor) if tensor.ndim == 4 else tensor for name, tensor in params.items()}
     x, blocks = layout(images), []
     for block in range(model.depth):
         padding = model.first_padding if block == 0 else 1
         filters = params[f"conv{block}.weight"]
-        tiles = winograd.of_images(x) if tiled and winograd.suits(x, filters, padding) else None
-        if tiles is None:
+        tiles = winograd.of_images(x) if tiled and block and winograd.suits(x, filters, padding) else None
+        if tiled is None or tiles is None:
             h = _convolution(x, filters, padding, half, params[f"conv{block}.bias"])
         else:  # without its bias, which normalisation takes away again
-            h = winograd.to_images(torch.bmm(tiles, winograd.of_filters(filters)), *x.shape[2:])
+            h = winograd.to_images(torch.bmm(tiles, tiled[block][0]), *x.shape[2:])
         h -= _mean(h)
         r = (_mean(h * h) + NORM_EPS).rsqrt_()
         h *= r
@@ -131,7 +140,7 @@ def forward(
         x = F.avg_pool2d(a, 2)
     features = x.flatten(1)
     logits = F.linear(features, params["linear.weight"], params["linear.bias"])
-    return Pass(params, blocks, x.shape, features, logits)
+    return Pass(params, tiled or {}, blocks, x.shape, features, logits)
 
 
 def backward(done: Pass, g: Tensor) -> Returned:
@@ -142,14 +151,13 @@ def backward(done: Pass, g: Tensor) -> Returned:
         u = _unpool(own, pooled)
         mean, mean_h = _mean(u), _mean(u * own.h)
         scale = own.r * _channel(done.params[f"norm{block}.weight"])
-        u.mul_(scale).sub_(scale * mean).addcmul_(own.h, -scale * mean_h)
+        torch.addcmul(-scale * mean, u, scale, out=u).addcmul_(own.h, -scale * mean_h)
         tiles = winograd.of_images(u) if block and own.tiles is not None else None
         found.append(_Back(pooled, u, scale, mean, mean_h, tiles))
-        filters = done.params[f"conv{block}.weight"]
         if tiles is not None:
-            pooled = winograd.to_images(torch.bmm(tiles, winograd.of_filters_back(filters)), *own.x.shape[2:])
+            pooled = winograd.to_images(torch.bmm(tiles, done.tiled[block][1]), *own.x.shape[2:])
         elif block:
-            pooled = _to_input(own, own.x, filters, u)
+            pooled = _to_input(own, own.x, done.params[f"conv{block}.weight"], u)
     return Returned(g, found[::-1])
 
 
@@ -181,12 +189,9 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     dx: Tensor | None = None
     tangents = []
     for block, own in enumerate(done.blocks):
-        filters = v[f"conv{block}.weight"]
-        u = _tangent(own, dx, params[f"conv{block}.weight"], filters, pieces)
+        u = _tangent(done, block, dx, v[f"conv{block}.weight"], pieces)
         mean_h = _mean(u * own.h)
-        u *= own.r
-        u -= _mean(u)
-        u.addcmul_(own.h, -own.r * mean_h)
+        torch.addcmul(-own.r * _mean(u), u, own.r, out=u).addcmul_(own.h, -own.r * mean_h)
         rectified = torch.ops.aten.threshold_backward(u, own.a, 0)
         dx = F.avg_pool2d(rectified, 2).mul_(_channel(params[f"norm{block}.weight"]))
         tangents.append((u, mean_h, dx))
@@ -205,7 +210,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     for block in reversed(range(1, len(done.blocks))):
         own, g = done.blocks[block], back.blocks[block]
         u = _back_through_norm(own, g, pooled, *tangents[block])
-        pooled = _tangent_back(own, g, u, params[f"conv{block}.weight"], v[f"conv{block}.weight"], pieces)
+        pooled = _tangent_back(done, block, g, u, v[f"conv{block}.weight"], pieces)
     own, g = done.blocks[0], back.blocks[0]
     u = _back_through_norm(own, g, pooled, *tangents[0])
     # so few channels come slowly out of a convolution: a matrix product and a fold instead
@@ -216,7 +221,7 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     return F.fold(columns, own.x.shape[2:], kernel.shape[2:], padding=own.padding)
 
 
-Forward = Callable[[ConvNet, Params, Tensor, bool, torch.dtype | None, bool], Pass]
+Forward = Callable[[ConvNet, Params, Tensor, bool, torch.dtype | None, Tiled | None], Pass]
 Backward = Callable[[Pass, Tensor], Returned]
 
 
@@ -236,28 +241,27 @@ def class_by_class(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def _tangent(own: _Block, dx: Tensor | None, w: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
+def _tangent(done: Pass, block: int, dx: Tensor | None, filters: Tensor, pieces: Pieces) -> Tensor:
     """Return dz = v * x + w * dx, with each class's own v in ``filters``; the pixels themselves have no dx."""
-    if own.tiles is None:
+    own = done.blocks[block]
+    if own.tiles is None or dx is None:
         dz = _convolve(own, filters, pieces)
+        w = done.params[f"conv{block}.weight"]
         return dz if dx is None else dz.add_(_convolution(dx, w, own.padding, own.half))
-    products = (
-        own.tiles.new_zeros(*own.tiles.shape[:2], len(w))
-        if dx is None
-        else torch.bmm(winograd.of_images(dx), winograd.of_filters(w))
-    )
+    products = torch.bmm(winograd.of_images(dx), done.tiled[block][0])
     for place, tiles in _tiles(own.tiles, own.x, pieces):
         products[:, tiles].baddbmm_(own.tiles[:, tiles], winograd.of_filters(filters[place]))
     return winograd.to_images(products, *own.x.shape[2:])
 
 
-def _tangent_back(own: _Block, g: _Back, dg: Tensor, w: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
+def _tangent_back(done: Pass, block: int, g: _Back, dg: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
     """Return the tangent of ∂L/∂x from ``dg``, that of ∂L/∂z."""
+    own = done.blocks[block]
     if g.tiles is None:
-        dx = _to_input(own, own.x, w, dg)
+        dx = _to_input(own, own.x, done.params[f"conv{block}.weight"], dg)
         _add_to_input(own, filters, g.z, pieces, dx)
         return dx
-    products = torch.bmm(winograd.of_images(dg), winograd.of_filters_back(w))
+    products = torch.bmm(winograd.of_images(dg), done.tiled[block][1])
     for place, tiles in _tiles(g.tiles, own.x, pieces):
         products[:, tiles].baddbmm_(g.tiles[:, tiles], winograd.of_filters_back(filters[place]))
     return winograd.to_images(products, *own.x.shape[2:])
@@ -282,9 +286,9 @@ def _convolve(own: _Block, filters: Tensor, pieces: Pieces) -> Tensor:
 def _add_to_filters(own: _Block, g_z: Tensor, pieces: Pieces, into: Tensor) -> None:
     """Add ∂L/∂w of each class at its place in ``into`` (classes, width, channels, 3, 3)."""
     if own.tiles is not None:
-        gradients, images = winograd.of_gradients(g_z), own.tiles.transpose(1, 2)
+        gradients = winograd.of_gradients(g_z)
         for place, tiles in _tiles(own.tiles, own.x, pieces):
-            into[place] += winograd.to_filters(torch.bmm(images[:, :, tiles], gradients[:, tiles]))
+            winograd.add_to_filters(own.tiles[:, tiles], gradients[:, tiles], into[place])
         return
     if len(pieces) == 1 or class_by_class(into.device):
         for place, part in pieces:
@@ -321,8 +325,7 @@ def _back_through_norm(own: _Block, g: _Back, pooled: Tensor, dh: Tensor, mean_h
     u = _unpool(own, pooled)
     crossed = (g.pooled * dx).sum((2, 3), keepdim=True) / (u.shape[2] * u.shape[3])
     mean_uh = _mean(u * own.h)
-    u *= g.scale
-    u -= _mean(u)
+    torch.addcmul(-g.scale * _mean(u), u, g.scale, out=u)
     u.addcmul_(own.h, -g.scale * mean_uh - own.r * crossed)
     return u.addcmul_(g.z, -own.r * mean_h).addcmul_(dh, -g.scale * g.mean_h)
 

@@ -35,16 +35,20 @@ class Compute:
     winograd: Literal["matching", "always", "never"] = "matching"
     """Where wide convolutions on a CPU are done by :mod:`qdsim.winograd`; such passes are not compiled."""
 
-    def forward(self, params: Params, images: Tensor, matching: bool = False) -> derivatives.Pass:
-        """Run the network, with a way back."""
+    def tiled(self, params: Params, matching: bool = False) -> derivatives.Tiled | None:
+        """Return θ's filters transformed, where passes are to use them: once for all batches at this θ."""
         asked = self.winograd == "always" or (matching and self.winograd == "matching")
-        tiled = asked and self.half is None and winograd.pays(self.model.width, self.device)
-        return self._passes(len(images), tiled)[0](self.model, params, images, True, self.half, tiled)
+        if not asked or self.half is not None or not winograd.pays(self.model.width, self.device):
+            return None
+        return derivatives.transformed(self.model, params)
+
+    def forward(self, params: Params, images: Tensor, tiled: derivatives.Tiled | None = None) -> derivatives.Pass:
+        """Run the network, with a way back."""
+        return self._passes(len(images), bool(tiled))[0](self.model, params, images, True, self.half, tiled)
 
     def backward(self, done: derivatives.Pass, g: Tensor) -> derivatives.Returned:
         """Go back from ∂L/∂logits."""
-        tiled = any(block.tiles is not None for block in done.blocks)
-        return self._passes(len(g), tiled)[1](done, g)
+        return self._passes(len(g), bool(done.tiled))[1](done, g)
 
     def _passes(self, size: int, tiled: bool) -> tuple[derivatives.Forward, derivatives.Backward]:
         fits = self.device.type != "cpu" or size == self.micro_batch

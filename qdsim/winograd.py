@@ -6,8 +6,8 @@ matrix products. On one core they take half of the time of the library's convolu
 transformations eat up what is won. A transformed tensor serves every product that it takes part in, and sums are taken
 before they are transformed back. Numbers agree with a convolution's to rounding, which is some ten times coarser.
 
-Images are (n, channels, height, width) with channels last in memory. Transformed, they are (36, tiles, channels), and
-filters (36, inputs, outputs); the 36 count columns of a tile first, then rows.
+Images are (n, channels, height, width) with channels last in memory. Transformed, they are (36, tiles, channels); the
+36 count columns of a tile first, then rows.
 """
 
 from collections.abc import Sequence
@@ -67,14 +67,13 @@ def to_images(m: Tensor, height: int, width: int) -> Tensor:
 
 
 def of_filters(w: Tensor) -> Tensor:
-    """G w Gᵀ of filters (outputs, inputs, 3, 3)."""
-    outputs, inputs = w.shape[:2]
-    return (_kronecker(w.dtype) @ w.permute(2, 3, 1, 0).reshape(9, -1)).view(36, inputs, outputs)
+    """G w Gᵀ of filters (outputs, inputs, 3, 3), as (36, inputs, outputs)."""
+    return torch.mm(_kronecker(w.dtype), w.reshape(-1, 9).t()).view(36, *w.shape[:2]).transpose(1, 2)
 
 
 def of_filters_back(w: Tensor) -> Tensor:
-    """The same for the way from ∂L/∂(outputs) to ∂L/∂(inputs), which is a convolution with w turned round."""
-    return of_filters(w.flip(2, 3).transpose(0, 1))
+    """The same, (36, outputs, inputs), for the way from ∂L/∂(outputs) to ∂L/∂(inputs): a convolution with w turned."""
+    return torch.mm(_kronecker(w.dtype).flip(1), w.reshape(-1, 9).t()).view(36, *w.shape[:2])
 
 
 def of_gradients(g: Tensor) -> Tensor:
@@ -89,10 +88,10 @@ def of_gradients(g: Tensor) -> Tensor:
     return found.view(36, -1, channels)
 
 
-def to_filters(u: Tensor) -> Tensor:
-    """Gᵀ u G of the products (36, inputs, outputs) of images and gradients: ∂L/∂w."""
-    inputs, outputs = u.shape[1:]
-    return (_kronecker(u.dtype).t() @ u.reshape(36, -1)).view(3, 3, inputs, outputs).permute(3, 2, 0, 1)
+def add_to_filters(images: Tensor, gradients: Tensor, into: Tensor) -> None:
+    """Add ∂L/∂w = Gᵀ (Σ over tiles of both transformed) G to ``into`` (outputs, inputs, 3, 3)."""
+    products = torch.bmm(gradients.transpose(1, 2), images)
+    into.view(-1, 9).add_(torch.mm(_kronecker(into.dtype).t(), products.view(36, -1)).t())
 
 
 @cache

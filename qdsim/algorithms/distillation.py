@@ -72,10 +72,18 @@ def toward(synthetic: Tensor, real: Tensor) -> Tensor:
     return found.view_as(synthetic)
 
 
-def pixel_gradients(compute: Compute, params: Params, images: Tensor, counts: dict[int, int], real: Params) -> Tensor:
+def pixel_gradients(
+    compute: Compute,
+    params: Params,
+    images: Tensor,
+    counts: dict[int, int],
+    real: Params,
+    tiled: derivatives.Tiled | None = None,
+) -> Tensor:
     """∇_S d(∇_θ L^{S^c}(θ), ∇_θ L^{D^c}(θ)), with L the mean over the class's images; θ is left alone.
 
-    ``images`` are sorted by class, ``counts`` of each; ``real`` is stacked over the same classes.
+    ``images`` are sorted by class, ``counts`` of each; ``real`` is stacked over the same classes. ``tiled``: see
+    :meth:`Compute.tiled`.
     """
     sizes = list(counts.values())
     repeats = torch.tensor(sizes, device=images.device)
@@ -84,7 +92,7 @@ def pixel_gradients(compute: Compute, params: Params, images: Tensor, counts: di
     gradient = {name: torch.zeros_like(stack) for name, stack in real.items()}
     passes = []
     for batch, pieces in micro_batches(sizes, compute.micro_batch):
-        done = compute.forward(params, images[batch], matching=True)
+        done = compute.forward(params, images[batch], tiled)
         g = (done.logits.softmax(1) - F.one_hot(labels[batch], compute.model.num_classes)) * weights[batch, None]
         back = compute.backward(done, g)
         derivatives.add_weight_gradients(done, back, pieces, gradient)
@@ -108,12 +116,13 @@ def match(
     the same order. Classes that together have no more images than a micro-batch share their passes.
     """
     classes = list(rows_of_class)
+    tiled = compute.tiled(params, matching=True)
     for places in together([len(rows) for rows in rows_of_class.values()], compute.micro_batch):
         counts = {classes[place]: len(rows_of_class[classes[place]]) for place in places}
         rows = torch.from_numpy(np.concatenate([rows_of_class[c] for c in counts])).to(pixels.device)
         targets = {name: stack[places.start : places.stop] for name, stack in real.items()}
         for _ in range(distillation.steps):
-            gradient = pixel_gradients(compute, params, pixels[rows], counts, targets)
+            gradient = pixel_gradients(compute, params, pixels[rows], counts, targets, tiled)
             velocity[rows] = distillation.momentum * velocity[rows] + gradient
             pixels[rows] -= distillation.lr * velocity[rows]
 

@@ -76,8 +76,9 @@ def class_gradients(
     by_class = {n: t.new_zeros(len(counts), *t.shape) for n, t in params.items() if t.ndim >= 2}
     total = {n: torch.zeros_like(t) for n, t in params.items() if t.ndim < 2}
     loss_sum = torch.zeros((), dtype=images.dtype, device=images.device)
+    tiled = compute.tiled(params)
     for batch, pieces in micro_batches(counts, compute.micro_batch):
-        done = compute.forward(params, images[batch])
+        done = compute.forward(params, images[batch], tiled)
         leaf = done.logits.detach().requires_grad_()
         with torch.enable_grad():
             loss = objective(leaf, labels[batch])
