@@ -119,7 +119,7 @@ def forward(
     """Run the network on normalised images (n, c, h, w); without ``keep`` there is no way back.
 
     ``half``: a shorter dtype for the convolutions, here and on the way back; sums and means stay in the images' own.
-    ``tiled``: what :func:`transformed` returns has convolutions done by :mod:`qdsim.winograd`, here and on the way back.
+    ``tiled``: what :func:`transformed` returns; convolutions are then done by :mod:`qdsim.winograd`, here and back.
     """
     params = {name: layout(tensor) if tensor.ndim == 4 else tensor for name, tensor in params.items()}
     x, blocks = layout(images), []

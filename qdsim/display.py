@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,11 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from qdsim import summary
 from qdsim.pace import Pace
 from qdsim.storage import Folder
 
-if TYPE_CHECKING:  # neither is needed to show a finished run, and both bring torch
+if TYPE_CHECKING:  # none is needed to begin with; qdsim's bring torch
+    import pandas as pd
+
     from qdsim.plan import Plan
     from qdsim.progress import Progress
 
@@ -174,6 +174,8 @@ def duration(seconds: float) -> str:
 
 def print_result(console: Console, run_dir: Folder) -> None:
     """Print the result table of a run with what must be said under it."""
+    from qdsim import summary  # pandas is not needed before the end
+
     if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
         console = Console(width=RESULT_WIDTH, file=console.file)
     titles = summary.method_titles(run_dir)
@@ -183,7 +185,8 @@ def print_result(console: Console, run_dir: Folder) -> None:
     else:
         several = bool((table["n"] > 1).any())
         for (cell, request), rows in table.groupby(["cell", "request"], sort=False):
-            console.print(_result_table(f"{request}  {cell}".rstrip(), rows, titles, several))
+            stages = rows.assign(phase=rows["phase"].replace(summary.STAGE_NAMES))
+            console.print(_result_table(f"{request}  {cell}".rstrip(), stages, titles, several))
     attacks = summary.membership_table(run_dir)
     for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
         console.print(_membership_table(f"{request}  {cell}".rstrip(), rows, titles))
@@ -203,7 +206,7 @@ def _result_table(request: str, rows: pd.DataFrame, titles: dict[str, str], seve
     for row in rows.to_dict("records"):
         table.add_row(
             titles.get(row["method"], row["method"]),
-            summary.STAGE_NAMES.get(row["phase"], row["phase"]),
+            row["phase"],
             _percent(row["forget_accuracy"], row["forget_accuracy_sd"], several),
             _percent(row["retain_accuracy"], row["retain_accuracy_sd"], several),
             f"{row['rounds_run']:.0f}",

@@ -23,8 +23,6 @@ has).
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.metrics import roc_auc_score, roc_curve
-from sklearn.svm import SVC
 
 from qdsim.evaluation import FEATURES
 
@@ -82,6 +80,8 @@ def _literal(seen: Seen) -> list[Row]:
     members, others, forget, forget_others = (
         array[:, [ENTROPY]] for array in (seen.members, seen.others, seen.forget, seen.forget_others)
     )
+    from sklearn.svm import SVC  # scikit-learn takes most of a second to import, and every run starts here
+
     machine = SVC(C=3, gamma="auto", kernel="rbf")
     machine.fit(np.concatenate([members, others]), _labels(members, others))
     own_kind = forget_others if len(forget_others) else others
@@ -110,6 +110,8 @@ def _balanced(seen: Seen) -> list[Row]:
 
 def learn_threshold(inside: np.ndarray, outside: np.ndarray) -> float:
     """Return the loss up to which most members and fewest others lie, within the middle 90 % of all losses."""
+    from sklearn.metrics import roc_curve
+
     losses = np.concatenate([inside, outside])
     lowest, highest = np.quantile(losses, [TAIL, 1 - TAIL])
     false_rate, true_rate, scores = roc_curve(_labels(inside, outside), -losses, drop_intermediate=False)
@@ -123,6 +125,8 @@ def _labels(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
 
 def _row(attack: str, subset: str, rate: float, inside: np.ndarray, outside: np.ndarray) -> Row:
     """``inside`` and ``outside`` are scores, higher for members."""
+    from sklearn.metrics import roc_auc_score, roc_curve
+
     truth, score = _labels(inside, outside), np.concatenate([inside, outside])
     false_rate, true_rate, _ = roc_curve(truth, score)
     return {

@@ -16,6 +16,7 @@ ABOUT = "604,388 images over 100 clients: peak memory of all processes"
 MOST_GB = 12.0
 EVERY_S = 1.0
 JOB = """name = "memory"
+seeds = [0]
 methods = ["quickdrop"]
 requests = [{{ kind = "class", target = 9 }}]
 [data]

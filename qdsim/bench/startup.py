@@ -15,6 +15,7 @@ NAME = "startup"
 ABOUT = "from the command to the end of the first round, against Flower"
 CLIENTS, WIDTH, STEPS = 10, 32, 2
 JOB = """name = "startup"
+seeds = [0]
 methods = ["retrain"]
 requests = [{{ kind = "class", target = 9 }}]
 [partition]
