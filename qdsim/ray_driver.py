@@ -26,7 +26,7 @@ from qdsim.ray_metrics import Gauges
 from qdsim.storage import Folder
 
 PROGRESS_EVERY_S = 0.2
-POLL_S = 0.25
+POLL_S = 0.1
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"watch": 1})  # type: ignore[call-overload]

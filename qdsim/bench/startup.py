@@ -1,6 +1,6 @@
 """From the command to the end of the first round, beside Flower; and where that time goes."""
 
-import json
+import io
 import subprocess
 import sys
 import tempfile
@@ -8,7 +8,11 @@ import time
 from pathlib import Path
 from statistics import median
 
-from qdsim.bench import flower
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from qdsim.bench import federations, flower
 from qdsim.bench.rows import Found, Measured, Ratio
 
 NAME = "startup"
@@ -18,6 +22,8 @@ JOB = """name = "startup"
 seeds = [0]
 methods = ["retrain"]
 requests = [{{ kind = "class", target = 9 }}]
+[data]
+dataset = "parquet:{images}"
 [partition]
 kind = "iid"
 [model]
@@ -31,85 +37,67 @@ rounds = 0
 [cluster]
 clients_per_actor = {packed}
 """
+MARKS = {"results in": "imports, data, plan", "no GPUs here": "Ray and the driver", "train 1/2": "clients, first round"}
+"""What a line of the run's says, and what was done by then."""
 
 
 def measure(repeats: int, flower_python: str | None) -> Found:
     """Two actors against Flower's two, in turns; ten actors beside it."""
-    seconds: dict[str, list[float]] = {"qdsim, 2 actors": [], "qdsim, 10 actors": []}
-    if flower_python:
-        seconds["Flower, 2 actors"] = []
+    parts: dict[str, list[dict[str, float]]] = {"qdsim, 2 actors": [], "qdsim, 10 actors": []}
+    theirs = []
     for _ in range(repeats):
-        seconds["qdsim, 2 actors"].append(_first_round_s(2))
+        parts["qdsim, 2 actors"].append(_to_first_round(2))
         if flower_python:
             run = flower.run(flower_python, clients=CLIENTS, share=1.0, actors=2, rounds=1, width=WIDTH, steps=STEPS)
-            seconds["Flower, 2 actors"].append(run.first_s)
-    seconds["qdsim, 10 actors"].append(_first_round_s(10))
+            theirs.append(run.first_s)
+    parts["qdsim, 10 actors"].append(_to_first_round(10))
     case = f"{CLIENTS} clients, W={WIDTH}"
-    first = {side: median(values) for side, values in seconds.items()}
+    first = {side: median(sum(found.values()) for found in runs) for side, runs in parts.items()}
+    if theirs:
+        first["Flower, 2 actors"] = median(theirs)
     measured = [Measured(NAME, case, side, "to the end of the first round", s, "s") for side, s in first.items()]
-    for actors in (2, 10):
-        for part, part_s in _parts(actors).items():
-            measured.append(Measured(NAME, case, f"qdsim, {actors} actors", part, part_s, "s"))
+    for side, runs in parts.items():
+        for part in runs[0]:
+            measured.append(Measured(NAME, case, side, part, median(found[part] for found in runs), "s"))
     ratios = [Ratio(NAME, case, f"to the first round: {side}", first[side], unit="s") for side in first]
-    if flower_python:
+    if theirs:
         factor = first["Flower, 2 actors"] / first["qdsim, 2 actors"]
         ratios.append(Ratio(NAME, case, "Flower's time to the first round against ours, 2 actors", factor, 1.0))
     return Found(measured, ratios)
 
 
-def _first_round_s(actors: int) -> float:
-    """Run a job as a user does, and wait for the line that says that its first round is over."""
+def _to_first_round(actors: int) -> dict[str, float]:
+    """Run a job as a user does, and look at the clock when it says how far it has come."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "startup.toml"
-        path.write_text(JOB.format(width=WIDTH, steps=STEPS, packed=CLIENTS // actors), encoding="utf-8")
+        _write_images(Path(folder))
+        settings = {"images": folder, "width": WIDTH, "steps": STEPS, "packed": CLIENTS // actors}
+        path.write_text(JOB.format(**settings), encoding="utf-8")
         command = [sys.executable, "-u", "-m", "qdsim", "run", str(path), "--out", str(Path(folder) / "runs")]
-        began_s = time.perf_counter()
+        found: dict[str, float] = {}
+        lines = []
+        before_s = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
             assert running.stdout is not None
-            found = None
-            lines = []
             for line in running.stdout:
                 lines.append(line)
-                if found is None and "train 1/2" in line:
-                    found = time.perf_counter() - began_s
-    if found is None:
+                part = next((part for text, part in MARKS.items() if text in line and part not in found), None)
+                if part:
+                    now_s = time.perf_counter()
+                    found[part], before_s = now_s - before_s, now_s
+    if MARKS["train 1/2"] not in found:
         raise RuntimeError(f"the job did not reach its first round: {''.join(lines[-3:])}")
     return found
 
 
-def _parts(actors: int) -> dict[str, float]:
-    """Return what the same start is made of, measured in a process of its own."""
-    command = [sys.executable, "-m", "qdsim.bench.startup", str(actors)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    parts: dict[str, float] = json.loads(found.stdout)
-    return parts
-
-
-def _take_apart(actors: int) -> dict[str, float]:
-    """Do by hand what a run does, with a look at the clock in between."""
-    clock: list[tuple[str, float]] = [("", time.perf_counter())]
-
-    def mark(part: str) -> None:
-        clock.append((part, time.perf_counter()))
-
-    from qdsim.algorithms import fedavg
-    from qdsim.bench import federations
-    from qdsim.forgetting import View
-
-    mark("importing torch and qdsim")
-    wanted = federations.job(
-        partition={"kind": "iid", "clients": CLIENTS},
-        model={"width": WIDTH},
-        train={"rounds": 1, "steps": STEPS, "batch_size": 64},
-        cluster={"clients_per_actor": CLIENTS // actors},
-    )
-    dataset = federations.noise(1437, 1, 8)
-    mark("data")
-    with federations.on_ray(wanted, dataset, mark) as federation:
-        federation.rounds(fedavg.phase("train", federation.cell.hyper.train, View("real")), 1)
-        mark("first round")
-    return {part: clock[i][1] - clock[i - 1][1] for i, (part, _) in enumerate(clock) if i}
-
-
-if __name__ == "__main__":
-    print(json.dumps(_take_apart(int(sys.argv[1]))))
+def _write_images(folder: Path) -> None:
+    """Write images of the size that Flower's clients are given, 200 for each client."""
+    for split, count in (("train", 200 * CLIENTS), ("test", 200)):
+        made = federations.noise(count, 3, 32)
+        files = []
+        for image in made.train_images:
+            held = io.BytesIO()
+            Image.fromarray(image.transpose(1, 2, 0)).save(held, "png")
+            files.append({"bytes": held.getvalue(), "path": None})
+        table = pa.table({"img": files, "label": made.train_labels})
+        pq.write_table(table, folder / f"{split}-0.parquet")
