@@ -1,5 +1,6 @@
 """What ``qdsim bench`` measured: the table of ratios with their aims, and a figure of each benchmark."""
 
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ COLORS = {
     "Flower": "#56B4E9",
 }
 OTHER = "#009E73"
+LABEL_WIDTH = 13
+"""Characters in a line under a bar."""
 
 
 def load(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -52,7 +55,7 @@ def figures(measured: pd.DataFrame) -> list[Figure]:
     """Return a figure of each benchmark that has several numbers to compare."""
     drawers: dict[str, Callable[[pd.DataFrame], mpl_figure.Figure]] = {
         "throughput": partial(_bars, label="samples per second"),
-        "overhead": partial(_bars, label="ms per client update, no work"),
+        "overhead": partial(_bars, label="ms per client update"),
         "startup": _stacked,
         "matching": _matching,
         "scaling": _lines,
@@ -75,7 +78,7 @@ def _bars(own: pd.DataFrame, label: str) -> mpl_figure.Figure:
         bars = axis.bar(range(len(sides)), values, color=[COLORS.get(side, OTHER) for side in sides])
         axis.bar_label(bars, fmt=_number, fontsize=8, padding=2)
         axis.margins(y=0.15)
-        axis.set_xticks(range(len(sides)), [side.replace(" ", "\n") for side in sides])
+        axis.set_xticks(range(len(sides)), [textwrap.fill(side, LABEL_WIDTH) for side in sides])
         axis.set_title(case)
         axis.grid(visible=False, axis="x")
     axes[0].set_ylabel(label)
@@ -123,7 +126,7 @@ def _matching(own: pd.DataFrame) -> mpl_figure.Figure:
         axis.bar_label(bars, fmt="{:.2f}", fontsize=8, padding=2)
     axis.axhline(1, color="#555555", linewidth=0.8)
     axis.axhspan(1.9, 2.2, color="#DDDDDD", zorder=0, label="the paper's Table 6")
-    axis.set_xticks(range(len(cases)), [case.replace(", ", "\n", 1) for case in cases])
+    axis.set_xticks(range(len(cases)), [case.replace(", ", "\n").replace(" with", "\nwith") for case in cases])
     axis.margins(y=0.12)
     axis.grid(visible=False, axis="x")
     axis.set_ylabel("training with matching\nagainst training without")
