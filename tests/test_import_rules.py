@@ -89,7 +89,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "launch": (ALL, {"torch"}),
     "display": (ALL, {"rich", "pandas"}),
     "cli": (ALL, {"typer", "rich"}),
-    "bench": (ALL, {"torch", "numpy", "ray", "pyarrow", "rich", "flwr", "bare"}),
+    "bench": (ALL, {"torch", "numpy", "ray", "pyarrow", "rich", "flwr", "bare", "PIL"}),
     "__init__": (set(), set()),
     "__main__": ({"qdsim.cli"}, set()),
 }
