@@ -1,7 +1,7 @@
 """Federations to measure: made images, a job, and the engine's own round loop on Ray with nothing around it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,22 +75,19 @@ def _keep(phase: Phase) -> Any:
 
 
 @contextmanager
-def on_ray(wanted: Job, dataset: Dataset, mark: Callable[[str], None] = lambda part: None) -> Iterator[Federation]:
-    """Start a local cluster and the job's actors for the duration of the block; ``mark`` hears what was done."""
+def on_ray(wanted: Job, dataset: Dataset) -> Iterator[Federation]:
+    """Start a local cluster and the job's actors for the duration of the block."""
     ray_environment.prepare(None)  # before Ray is imported
     import ray
 
     from qdsim import ray_cluster
     from qdsim.ray_executor import RayExecutor
 
-    mark("importing Ray")
     planned = plan.make(wanted, dataset)
     cell, at = next(planned.federations())
     with ray_cluster.connected(wanted.cluster, None):
-        mark("starting Ray")
         refs = [ray.put(array) for array in (dataset.train_images, dataset.test_images, dataset.test_labels)]
         executor = RayExecutor(planned, "bench", refs, dataset.pixels, Chaos([], Path()), lambda _: None)
-        mark("starting actors")
         parts = zip(at.partition.indices, at.labels, strict=True)
         shards = [Shard(i, indices, labels) for i, (indices, labels) in enumerate(parts)]
         executor.adopt(cell.model, at.seed, shards, cell.hyper.synthetic if cell.distils else None)
