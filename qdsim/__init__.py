@@ -11,7 +11,8 @@ plain functions on values. Ray only decides where ``client_step`` runs.
     planner.py       does a job fit, how long will it take: layout.py, estimate.py, footprint.py, measured by probe.py
     config.py        Job: frozen, validated; profiles.py: named sets of overrides
     data.py          data sets as uint8 arrays; partition.py: who holds which sample
-    models.py        the paper's ConvNet as a function of its parameters; derivatives.py: its gradients, written out
+    models.py        the paper's ConvNet as a function of its parameters; derivatives.py: its gradients, written out;
+                     winograd.py: wide convolutions with fewer multiplications
     clients.py       ClientState, its views Z_i; forgetting.py: requests and what they take away
     phases.py        Phase, ClientUpdate, Assignment
     algorithms/      one method a file, in the order of the paper's pseudo-code (torch only)

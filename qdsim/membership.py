@@ -80,7 +80,7 @@ def _literal(seen: Seen) -> list[Row]:
     members, others, forget, forget_others = (
         array[:, [ENTROPY]] for array in (seen.members, seen.others, seen.forget, seen.forget_others)
     )
-    from sklearn.svm import SVC  # scikit-learn takes most of a second to import, and every run starts here
+    from sklearn.svm import SVC  # a second to import, which runs without attacks need not wait for
 
     machine = SVC(C=3, gamma="auto", kernel="rbf")
     machine.fit(np.concatenate([members, others]), _labels(members, others))

@@ -10,7 +10,7 @@ from qdsim import winograd
 
 def made(*shape, seed=0):
     drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
+    return drawn.contiguous(memory_format=torch.channels_last)
 
 
 def convolved(images, filters):
