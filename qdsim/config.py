@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from qdsim.algorithms import METHODS
 from qdsim.errors import BadInput
 from qdsim.hyper import Distillation, FedEraser, Fump, Hyper, S2u, Sga
+from qdsim.methods import DECLARED
 from qdsim.profiles import PROFILES
 from qdsim.sections import (
     ClusterSection,
@@ -80,8 +80,8 @@ class Job(Section):
     @classmethod
     def _known(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
         for method in methods:
-            if method not in METHODS:
-                raise ValueError(f"{method!r} is not a method; allowed: {', '.join(METHODS)}")
+            if method not in DECLARED:
+                raise ValueError(f"{method!r} is not a method; allowed: {', '.join(DECLARED)}")
         return methods
 
     @field_validator("methods", "seeds", "requests", "membership")
@@ -117,11 +117,11 @@ class Job(Section):
         """Refuse a method that cannot serve one of the requests."""
         for i, request in enumerate(self.requests):
             for name in self.methods:
-                method = METHODS[name]
-                if not method.SUPPORTS[request.kind]:
-                    fit = [m for m in METHODS if METHODS[m].SUPPORTS[request.kind]]
+                method = DECLARED[name]
+                if not method.supports(request.kind):
+                    fit = [m for m in DECLARED if DECLARED[m].supports(request.kind)]
                     why = (
-                        f"{method.TITLE} cannot forget a {request.kind}: {method.REASONS[request.kind]}; "
+                        f"{method.title} cannot forget a {request.kind}: {method.reasons[request.kind]}; "
                         f"leave {name} out of methods (those that can: {', '.join(fit)})"
                     )
                     raise BadInput(f"requests[{i}].kind", request.kind, why)

@@ -15,6 +15,7 @@ from qdsim.federation import Executor, Looked, RoundResult, Then, run_rounds
 from qdsim.forgetting import NOTHING, Branch
 from qdsim.history import History
 from qdsim.hosts import Keep, Shard
+from qdsim.methods import DECLARED
 from qdsim.params import Params
 from qdsim.phases import Phase
 from qdsim.plan import Cell, Plan, SeedPlan, Task
@@ -380,7 +381,7 @@ class Experiment:
     def _storage(self, place: Place, history: History) -> tuple[int, int]:
         """Return what the method keeps for unlearning: measured, and by the accounting of its paper."""
         cell = place.cell
-        if cell.distils if place.method == SHARED else METHODS[place.method].USES_SYNTHETIC:
+        if cell.distils if place.method == SHARED else DECLARED[place.method].uses_synthetic:
             counts = place.seed_plan.partition.synthetic_counts(cell.hyper.synthetic.scale)
             return self._executor.storage_bytes(), int(counts.sum()) * cell.model.channels * cell.model.size**2
         stored = getattr(METHODS.get(place.method), "storage_bytes", None)

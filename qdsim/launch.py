@@ -1,4 +1,9 @@
-"""One run, from a checked job to a finished run directory."""
+"""One run, from a checked job to a finished run directory.
+
+Nothing here brings torch with it: on Ray, torch is imported and the data are read while Ray starts.
+"""
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -7,29 +12,31 @@ import os
 import platform
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
-from types import FrameType, ModuleType
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from qdsim import __version__, arrays, data, footprint, lock, planner, ray_environment, results, storage
-from qdsim.algorithms import METHODS
+from qdsim import __version__, arrays, imports, lock, ray_environment, results, storage
 from qdsim.chaos import Chaos, Fault
 from qdsim.config import Job
 from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed
-from qdsim.experiment import Experiment
-from qdsim.federation import InlineExecutor
-from qdsim.hosts import ClientHost, Images, keep_freed_memory, use_threads
-from qdsim.phases import make_compute
-from qdsim.plan import Cell, Plan, make
-from qdsim.planner import Machines, Outlook
-from qdsim.progress import Progress
-from qdsim.status import Recorder
+from qdsim.methods import DECLARED
 from qdsim.storage import Folder
 
+if TYPE_CHECKING:
+    from qdsim.data import Dataset
+    from qdsim.hosts import Images
+    from qdsim.plan import Cell, Plan
+    from qdsim.planner import Outlook
+    from qdsim.progress import Progress
+
+POLL_S = 0.1
+IMPORTS_S = 10.0
+"""Longer than importing torch takes: a process that ends in the middle of it may end in a crash."""
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
 
 
@@ -88,7 +95,7 @@ def run(
         earlier = results.newest_run(out, job.name)
     if faults and engine == "inline":
         raise BadInput("--chaos", engine, "faults strike actors: run with --engine ray")
-    with ExitStack() as owned:
+    with ExitStack() as owned, ExitStack() as cluster:
         if earlier is not None:
             owner = owned.enter_context(lock.held(earlier))
             manifest_before = results.read_manifest(earlier)
@@ -96,17 +103,23 @@ def run(
             if manifest_before.get("state") == "done":
                 return earlier
             results.check_parts(earlier)
-        dataset = data.load(
-            job.data.dataset,
-            job.data.root,
-            verify=job.data.verify,
-            download=job.data.download,
-            size=job.data.size,
-        )
-        plan = make(job, dataset)
-        for fault in faults:
-            if fault.client_id >= plan.max_clients:
-                raise BadInput("--chaos", str(fault), f"clients are 0 to {plan.max_clients - 1}")
+        stop = Stop()
+        if engine == "inline":
+            plan, dataset = _check(job, faults)
+        else:
+            ray_environment.prepare(address)  # before Ray is imported
+            from qdsim import ray_cluster  # and before the threads take turns: it would come second to torch
+
+            with _beside(lambda: _check(job, faults)) as checked:
+                stop = cluster.enter_context(_ray(ray_cluster.connected(job.cluster, address)))
+                while not wait([checked], timeout=POLL_S).done:
+                    stop.check()
+                plan, dataset = checked.result()
+        from qdsim import footprint
+        from qdsim.hosts import Images
+        from qdsim.progress import Progress
+        from qdsim.status import Recorder
+
         if earlier is None:
             storage.check_room(out, footprint.storage_bytes(plan))
         run_dir = earlier or results.new_run_directory(out, job.name)
@@ -118,7 +131,7 @@ def run(
         images = [Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)]
         del dataset
         recorder = Recorder(run_dir, len(plan.tasks()))
-        with _recorded(manifest, run_dir), closing(recorder):
+        with _recorded(manifest, run_dir), closing(recorder), closing(cluster):
             _save_partitions(plan, run_dir)
             begin(plan, run_dir)
             told = _telling(emit, recorder.take)
@@ -126,7 +139,10 @@ def run(
                 with interruptible(at_once=True):
                     _run_inline(plan, run_dir, owner, images.pop(), told)
             else:
-                _run_on_ray(plan, run_dir, owner, images.pop, list(faults), told, address)
+                from qdsim.ray_driver import run_on_ray
+
+                told = _striking(told, Chaos(list(faults), run_dir))
+                run_on_ray(plan, run_dir, owner, images.pop, list(faults), told, stop.check)
         for fault in Chaos(list(faults), run_dir).spared():
             emit(Progress.note_only(f"--chaos {str(fault)!r} never struck: nobody was there in that phase and round"))
         manifest.finish("done", exit_code=0)
@@ -185,7 +201,56 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def _beside(work: Callable[[], tuple[Plan, Dataset]]) -> Iterator[Future[tuple[Plan, Dataset]]]:
+    """Have something done in a thread of its own, as a daemon: a download must not keep an interrupted command.
+
+    Ray is not started there but in this thread: its processes die with the one that started them.
+    """
+    found: Future[tuple[Plan, Dataset]] = Future()
+
+    def do() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        thread.join(IMPORTS_S)
+
+
+def _check(job: Job, faults: Sequence[Fault]) -> tuple[Plan, Dataset]:
+    """Read the data and see what they allow of the job."""
+    with imports.undisturbed():
+        from qdsim import data
+        from qdsim.plan import make
+
+    dataset = data.load(
+        job.data.dataset,
+        job.data.root,
+        verify=job.data.verify,
+        download=job.data.download,
+        size=job.data.size,
+    )
+    plan = make(job, dataset)
+    for fault in faults:
+        if fault.client_id >= plan.max_clients:
+            raise BadInput("--chaos", str(fault), f"clients are 0 to {plan.max_clients - 1}")
+    return plan, dataset
+
+
 def _run_inline(plan: Plan, run_dir: Folder, owner: str, images: Images, emit: Callable[[Progress], None]) -> None:
+    import torch
+
+    from qdsim.experiment import Experiment
+    from qdsim.federation import InlineExecutor
+    from qdsim.hosts import ClientHost, keep_freed_memory, use_threads
+    from qdsim.phases import make_compute
+
     use_threads(plan.job.cluster.threads)
     keep_freed_memory()
     device = torch.device("cpu")
@@ -194,32 +259,23 @@ def _run_inline(plan: Plan, run_dir: Folder, owner: str, images: Images, emit: C
     Experiment(plan, executor, run_dir, emit, owner).run()
 
 
-def _run_on_ray(
-    plan: Plan,
-    run_dir: Folder,
-    owner: str,
-    take_images: Callable[[], Images],
-    faults: list[Fault],
-    emit: Callable[[Progress], None],
-    address: str | None,
-) -> None:
-    ray_environment.prepare(address)  # before Ray is imported
-    from qdsim import ray_cluster
-    from qdsim.ray_driver import run_on_ray
-
+@contextmanager
+def _ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
+    """Have Ray inside the block, and be told of signals instead of being interrupted by them."""
     with (
         interruptible(at_once=False) as early,
-        ray_cluster.connected(plan.job.cluster, address),
+        connected,
         interruptible(at_once=False) as stop,  # again, since ray.init installs a handler of its own
     ):
         early.check()
-        run_on_ray(plan, run_dir, owner, take_images, faults, _striking(emit, Chaos(faults, run_dir)), stop.check)
+        yield stop
 
 
 def look_ahead_on_ray(job: Job, address: str) -> Outlook:
     """Plan a job for a running cluster, and measure one client's steps there."""
     ray_environment.prepare(address)
-    from qdsim import ray_cluster, ray_probe
+    from qdsim import planner, ray_cluster, ray_probe
+    from qdsim.planner import Machines
 
     with ray_cluster.connected(job.cluster, address):
         nodes = ray_cluster.nodes()
@@ -260,6 +316,8 @@ def _save_partitions(plan: Plan, run_dir: Folder) -> None:
 def _describe(
     plan: Plan, run_dir: Folder, dataset: dict[str, Any], engine: str, origin: dict[str, Any]
 ) -> dict[str, Any]:
+    import torch
+
     versions = {"qdsim": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -276,7 +334,7 @@ def _describe(
         "config_sha256": _config_sha256(plan.job.model_dump()),
         "cells": [_resolved(cell) for cell in plan.cells],
         "data": dataset,
-        "methods": {m: _declared(METHODS[m]) for m in plan.job.methods},
+        "methods": {m: DECLARED[m].declared() for m in plan.job.methods},
         "versions": versions,
         "hardware": {
             "host": platform.node(),
@@ -298,7 +356,3 @@ def _resolved(cell: Cell) -> dict[str, Any]:
         "partitions": {str(s.seed): s.partition.sha256 for s in cell.seeds},
         "requests": {str(s.seed): [branch.label for branch in s.branches] for s in cell.seeds},
     }
-
-
-def _declared(method: ModuleType) -> dict[str, Any]:
-    return {"title": method.TITLE, **method.SUPPORTS, "reasons": method.REASONS}

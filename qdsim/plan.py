@@ -13,6 +13,7 @@ from qdsim.errors import BadInput
 from qdsim.forgetting import NOTHING, Branch, ForgetSet, View
 from qdsim.history import History
 from qdsim.hyper import Hyper
+from qdsim.methods import DECLARED
 from qdsim.models import ConvNet
 from qdsim.partition import Partition
 from qdsim.phases import Phase
@@ -50,7 +51,7 @@ class Cell:
     @property
     def distils(self) -> bool:
         """Tell whether any method needs synthetic sets."""
-        return any(METHODS[name].USES_SYNTHETIC for name in self.job.methods)
+        return any(DECLARED[name].uses_synthetic for name in self.job.methods)
 
     def training(self) -> list[Phase]:
         """Return the phases that all methods share."""

@@ -1,7 +1,6 @@
-"""The client actors: placed all at once, no more at work than cores or GPU slots, replaced when they are lost."""
+"""The client actors at work: no more at once than cores or GPU slots, replaced when they are lost."""
 
 import contextlib
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -11,13 +10,12 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from qdsim import estimate, ray_cluster
+from qdsim import ray_cluster
 from qdsim.errors import BadInput, CannotPlace, ClientFailed, StorageFailed
 from qdsim.hosts import Keep, tag
 from qdsim.phases import Assignment
-from qdsim.plan import Plan
-from qdsim.ray_clients import ClientActor
-from qdsim.ray_placement import Room
+from qdsim.ray_crew import Crew, listed
+from qdsim.sections import ClusterSection
 from qdsim.storage import Folder
 
 ACTOR_START_S = 30.0
@@ -25,7 +23,6 @@ ACTOR_START_S = 30.0
 GIVE_BACK_S = 600.0
 """For reading states back into a new actor."""
 POLL_S = 1.0
-MOST_NAMED = 5
 PATIENCE = 20.0
 """A step that takes so many times as long as the longest of its phase is taken to hang."""
 LEAST_PATIENCE_S = 600.0
@@ -87,18 +84,13 @@ class Home:
 class ActorPool:
     """Every client's actor, and the calls to them."""
 
-    def __init__(self, plan: Plan, run_id: str, start_with: tuple[Any, ...], note: Callable[[str], None]):
-        self._wanted, self._note, self._start_with = plan.job.cluster, note, start_with
-        self._run_id = run_id
-        self._layout = estimate.layout_of(plan, ray_cluster.nodes(), ray_cluster.most_gpus())
-        if self._wanted.gpus_per_client == "auto" and not self._layout.gpus:
-            note("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
-        self.clients: list[list[int]] = [list(group) for group in self._layout.clients]
+    def __init__(self, wanted: ClusterSection, crew: Crew, note: Callable[[str], None]):
+        self._wanted, self._crew, self._note = wanted, crew, note
+        self.clients: list[list[int]] = [list(group) for group in crew.layout.clients]
         """Of each actor."""
         self.wait_s = 0.0
         """Time spent waiting for calls."""
-        self._room = Room(self._layout, run_id, self._wanted.placement_timeout_s, note)
-        self._actors = [self._start(actor) for actor in range(len(self.clients))]
+        self._actors = crew.actors
         places = self._wait_for(self._actors)
         self.nodes, self.on_gpu = [node for node, _, _ in places], [kind == "cuda" for _, _, kind in places]
         self.slots = self._count_slots()
@@ -117,27 +109,16 @@ class ActorPool:
         self.gather([(actor, "warm_up", ()) for actor in sorted(first)])
         self.gather([(actor, "warm_up", ()) for actor in range(len(self.nodes)) if actor not in first])
 
-    def _start(self, actor: int) -> Any:
-        group = self.clients[actor]
-        cls: Any = ClientActor
-        return cls.options(
-            num_cpus=self._layout.cpus,
-            num_gpus=self._layout.gpus,
-            memory=self._layout.memory_bytes or None,
-            scheduling_strategy=self._room.strategy(actor),
-            name=f"clients-{_listed(group, '-')}-{self._run_id}-{secrets.token_hex(4)}",
-        ).remote(*self._start_with, self._layout.gpus)
-
     def _start_again(self, actor: int) -> Any:
         """Start an actor at its place, or at another if its node turns out to be gone: Ray takes a while to notice."""
-        handle = self._start(actor)
+        handle = self._crew.start(actor)
         ready = handle.describe.remote()
         give_up_s = time.monotonic() + self._start_limit_s(1)
         while not ray.wait([ready], timeout=POLL_S)[0]:
-            if not self._room.stands(actor) or time.monotonic() > give_up_s:
+            if not self._crew.room.stands(actor) or time.monotonic() > give_up_s:
                 ray.kill(handle)
-                self._room.move(actor)
-                return self._start(actor)
+                self._crew.room.move(actor, self._note)
+                return self._crew.start(actor)
         return handle
 
     def _start_limit_s(self, actors: int) -> float:
@@ -243,7 +224,7 @@ class ActorPool:
     def replace(self, actor: int, cause: str) -> None:
         """Start a lost actor anew, wherever there is room, and give it back what it owned."""
         clients = self.clients[actor]
-        owner = f"the actor of clients {_listed(clients, ', ')}" if len(clients) > 1 else f"client {clients[0]}"
+        owner = f"the actor of clients {listed(clients, ', ')}" if len(clients) > 1 else f"client {clients[0]}"
         self._note(f"{owner} on {self._where(actor)}: {cause}; started again")
         for _ in range(self._wanted.attempts):
             with contextlib.suppress(RayError, ValueError):
@@ -290,12 +271,6 @@ class ActorPool:
 
     def _where(self, actor: int) -> str:
         return f"node {self.nodes[actor][:8]}"
-
-
-def _listed(clients: list[int], between: str) -> str:
-    """Name an actor's clients, the first few of them where there are many."""
-    more = len(clients) - MOST_NAMED
-    return between.join([*map(str, clients[:MOST_NAMED]), *([f"{more} more"] if more > 0 else [])])
 
 
 def undisturbed(call: Call) -> Call:

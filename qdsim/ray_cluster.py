@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -55,18 +56,37 @@ def free() -> dict[str, float]:
 
 
 @contextmanager
+def _no_dashboard() -> Iterator[None]:
+    """Have Ray take itself for one that was installed without its dashboard.
+
+    ``include_dashboard=False`` leaves out the page only: Ray's agents load all that stands behind it, just when the
+    first processes import torch. ``ray.init`` waits for the agents in steps of a second, and often takes one more then.
+    """
+    name = "ray.dashboard.optional_deps"
+    before = sys.modules.pop(name, None)
+    sys.modules[name] = None  # type: ignore[assignment]  # whoever imports it is told that it is not there
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+
+
+@contextmanager
 def connected(wanted: ClusterSection, address: str | None) -> Iterator[None]:
     """Join the cluster at ``address``, or start one on this machine for the duration of the block."""
     if address is None and not os.environ.get("RAY_ADDRESS"):
-        ray.init(
-            address="local",
-            num_cpus=wanted.local_cpus,
-            num_gpus=wanted.local_gpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace="qdsim",
-        )
+        with _no_dashboard():
+            ray.init(
+                address="local",
+                num_cpus=wanted.local_cpus,
+                num_gpus=wanted.local_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace="qdsim",
+            )
     else:
         where = address or os.environ["RAY_ADDRESS"]
         try:

@@ -11,9 +11,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from qdsim import ray_cluster
+from qdsim import ray_cluster, ray_crew
 from qdsim.chaos import Chaos, Fault
-from qdsim.data import Pixels
 from qdsim.errors import QdsimError
 from qdsim.estimate import layout_of
 from qdsim.experiment import Experiment
@@ -21,6 +20,7 @@ from qdsim.hosts import Images, use_threads
 from qdsim.plan import Plan
 from qdsim.progress import Progress
 from qdsim.ray_actors import first_line
+from qdsim.ray_crew import Crew
 from qdsim.ray_executor import RayExecutor
 from qdsim.ray_metrics import Gauges
 from qdsim.storage import Folder
@@ -39,13 +39,11 @@ class DriverActor:
         self._reported_s = 0.0
         self._gauges: Gauges | None = None
 
-    def run(
-        self, plan: Plan, run_dir: Folder, owner: str, images: list[Any], pixels: Pixels, faults: list[Fault]
-    ) -> None:
-        """Run the whole plan. ``images`` are references: training images never come into this process."""
+    def run(self, plan: Plan, run_dir: Folder, owner: str, crew: Crew, faults: list[Fault]) -> None:
+        """Run the whole plan. Of the images there are references only: they never come into this process."""
         use_threads(plan.job.cluster.threads)
         self._gauges = Gauges(run_dir.name)
-        executor = RayExecutor(plan, run_dir.name, images, pixels, Chaos(faults, run_dir), self._note)
+        executor = RayExecutor(plan, crew, Chaos(faults, run_dir), self._note)
         Experiment(plan, executor, run_dir, self._emit, owner).run()
 
     def _note(self, text: str) -> None:
@@ -80,10 +78,10 @@ def run_on_ray(
     emit: Callable[[Progress], None],
     check: Callable[[], None],
 ) -> None:
-    """Start the driver actor on this node and watch it to its end; ``check`` may raise to stop it.
+    """Start the driver actor on this node and the clients' actors, and watch it to its end; ``check`` may raise.
 
-    A driver that is lost is replaced, and goes on from the last commit: the images are owned by this process, in Ray's
-    store.
+    A driver that is lost is replaced, with all of its clients, and goes on from the last commit: the images are owned
+    by this process, in Ray's store.
     """
     # what can be told at once is told before anything is moved or started
     layout_of(plan, ray_cluster.nodes(), ray_cluster.most_gpus())
@@ -91,11 +89,17 @@ def run_on_ray(
     pixels = images.pixels
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
     del images
+
+    def note(text: str) -> None:
+        emit(Progress.note_only(text))
+
     attempts = 0
     while True:
-        driver, running = _start_driver(plan, run_dir, owner, refs, pixels, faults)
+        driver = _start_driver()
         rounds = 0
         try:
+            crew = ray_crew.start(plan, run_dir.name, refs, pixels, note, check)
+            running = driver.run.remote(plan, run_dir.resolve(), owner, crew, faults)
             for event in _watch(driver, running, check):
                 rounds += event.row is not None
                 emit(event)
@@ -112,16 +116,13 @@ def run_on_ray(
             attempts = 1 if rounds else attempts + 1  # in a row, without a round between them
             if attempts == plan.job.cluster.attempts:
                 raise QdsimError(f"the driver actor was lost {attempts} times: {first_line(error)}") from error
-            emit(Progress.note_only(f"the driver was lost: {first_line(error)}; going on from the last commit"))
+            note(f"the driver was lost: {first_line(error)}; going on from the last commit")
 
 
-def _start_driver(
-    plan: Plan, run_dir: Folder, owner: str, refs: list[Any], pixels: Pixels, faults: list[Fault]
-) -> tuple[Any, Any]:
+def _start_driver() -> Any:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     cls: Any = DriverActor
-    driver = cls.options(scheduling_strategy=here).remote()
-    return driver, driver.run.remote(plan, run_dir.resolve(), owner, refs, pixels, faults)
+    return cls.options(scheduling_strategy=here).remote()
 
 
 def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Progress]:

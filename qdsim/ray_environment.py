@@ -15,7 +15,7 @@ def prepare(address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = address is None and not os.environ.get("RAY_ADDRESS")
     if local:  # the processes that Ray starts ahead import it meanwhile
-        os.environ.setdefault("RAY_preload_python_modules", "qdsim.ray_clients")
+        os.environ.setdefault("RAY_preload_python_modules", "qdsim.ray_preload")
     mode = os.environ.setdefault("RAY_AUTH_MODE", "token" if local or token_source() is not None else "disabled")
     if local and mode == "token" and token_source() is None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -12,7 +12,6 @@ from ray.exceptions import RayError
 
 from qdsim import params as P
 from qdsim.chaos import Chaos
-from qdsim.data import Pixels
 from qdsim.evaluation import Counts
 from qdsim.federation import Looked, Then, pieces
 from qdsim.forgetting import Branch
@@ -23,6 +22,7 @@ from qdsim.params import Params
 from qdsim.phases import Assignment, ClientStep, ClientUpdate
 from qdsim.plan import Plan
 from qdsim.ray_actors import ActorPool, Call, Home, cause_of, undisturbed
+from qdsim.ray_crew import Crew
 from qdsim.storage import Folder
 
 SMALL_BYTES = 100_000
@@ -49,11 +49,8 @@ class _Look:
 class RayExecutor:
     """Clients as Ray actors, placed all at once. Implements :class:`qdsim.federation.Executor`."""
 
-    def __init__(
-        self, plan: Plan, run_id: str, images: list[Any], pixels: Pixels, chaos: Chaos, note: Callable[[str], None]
-    ):
-        start_with = (*images, pixels, plan.cells[0].model, plan.job.cluster.numerics())
-        self._pool = ActorPool(plan, run_id, start_with, note)
+    def __init__(self, plan: Plan, crew: Crew, chaos: Chaos, note: Callable[[str], None]):
+        self._pool = ActorPool(plan.job.cluster, crew, note)
         self._chaos = chaos
         self.busy_s = self.beside_s = 0.0
         self.device = "cuda" if any(self._pool.on_gpu) else "cpu"

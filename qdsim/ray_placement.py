@@ -21,18 +21,19 @@ SAY_EVERY_S = 10.0
 PLACE_S = 10.0
 """Bundles that were counted to fit are placed within this time, or somebody else was faster."""
 LOOK_EVERY_S = 1.0
+Note = Callable[[str], None]
 
 
 class Room:
     """The places that a run holds: one for each actor."""
 
-    def __init__(self, layout: Layout, run_id: str, timeout_s: float, note: Callable[[str], None]):
-        self._layout, self._run_id, self._timeout_s, self._note = layout, run_id, timeout_s, note
+    def __init__(self, layout: Layout, run_id: str, timeout_s: float, note: Note, check: Callable[[], None]):
+        self._layout, self._run_id, self._timeout_s = layout, run_id, timeout_s
         self._moves = 0
         self.nodes: list[str] = []
         """Of each actor's place."""
         self._give_back()
-        group, self.nodes = self._reserve(len(layout.clients), run_id)
+        group, self.nodes = self._reserve(len(layout.clients), run_id, note, check)
         self._places = [(group, i) for i in range(len(layout.clients))]
 
     def _give_back(self) -> None:
@@ -50,13 +51,13 @@ class Room:
         """Tell whether the node of an actor's place is still there."""
         return self.nodes[actor] in {node.node_id for node in ray_cluster.nodes()}
 
-    def move(self, actor: int) -> None:
+    def move(self, actor: int, note: Note) -> None:
         """Find another place for an actor whose node is gone."""
         self._moves += 1
-        group, (node,) = self._reserve(1, f"{self._run_id}/moved-{self._moves}")
+        group, (node,) = self._reserve(1, f"{self._run_id}/moved-{self._moves}", note, lambda: None)
         self._places[actor], self.nodes[actor] = (group, 0), node
 
-    def _reserve(self, count: int, name: str) -> tuple[Any, list[str]]:
+    def _reserve(self, count: int, name: str, note: Note, check: Callable[[], None]) -> tuple[Any, list[str]]:
         """Reserve bundles as soon as there is room for all of them; give up after the time that the job allows."""
         layout = self._layout
         grows = ray_cluster.most_gpus() is not None
@@ -66,6 +67,7 @@ class Room:
         """Nodes that had room by the sum of their GPUs, and not on any one of them."""
         try:
             while True:
+                check()
                 free = [node for node in ray_cluster.free_nodes() if node.node_id not in crowded]
                 has = [self.nodes.count(node.node_id) for node in free]
                 chosen = assign(layout, free, count, has)
@@ -83,7 +85,7 @@ class Room:
                 if now_s - said_s > SAY_EVERY_S:
                     said_s = now_s
                     left_s = self._timeout_s - (now_s - began_s)
-                    self._note(f"waiting for room for {layout}: {ray_cluster.free()} free, giving up in {left_s:.0f} s")
+                    note(f"waiting for room for {layout}: {ray_cluster.free()} free, giving up in {left_s:.0f} s")
                 if demand is not None and demand.wait(LOOK_EVERY_S):  # it has taken what is needed: take its place
                     remove_placement_group(demand)
                     demand = None

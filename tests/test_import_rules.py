@@ -25,7 +25,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "storage": ({"qdsim.errors"}, {"pyarrow"}),
     "hyper": (set(), set()),
+    "methods": (set(), set()),
+    "imports": (set(), set()),
     "ray_environment": (set(), set()),
+    "ray_preload": ({"qdsim.imports", "qdsim.ray_clients"}, set()),
     "seeds": (set(), {"torch", "numpy"}),
     "params": (set(), {"torch", "numpy"}),
     "clocks": (set(), {"torch"}),
@@ -50,7 +53,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "profiles": ({"qdsim.config"}, set()),
     "sections": ({"qdsim.hyper"}, {"pydantic"}),
     "config": (
-        {"qdsim.algorithms", "qdsim.errors", "qdsim.hyper", "qdsim.profiles", "qdsim.sections", "qdsim.storage"},
+        {"qdsim.errors", "qdsim.hyper", "qdsim.methods", "qdsim.profiles", "qdsim.sections", "qdsim.storage"},
         {"pydantic", "pydantic_core"},
     ),
     "membership": ({"qdsim.evaluation"}, {"numpy", "sklearn"}),
@@ -81,6 +84,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "verify": ({"qdsim.errors", "qdsim.results", "qdsim.storage", "qdsim.tables"}, {"pandas", "pyarrow"}),
     "chaos": ({"qdsim.errors", "qdsim.storage"}, set()),
     "ray_placement": ({"qdsim.errors", "qdsim.layout", "qdsim.ray_cluster"}, {"ray"}),
+    "ray_crew": (ALL, {"ray"}),
     "ray_actors": (ALL, {"ray"}),
     "ray_executor": (ALL, {"ray", "numpy"}),
     "ray_driver": (ALL, {"ray"}),
@@ -133,11 +137,19 @@ def test_analysis_reads_tables_and_manifests_alone(path):
         assert allowed, f"{path.name} may not import {name}"
 
 
-@pytest.mark.parametrize(("module", "unwanted"), [("qdsim.hosts", {"ray"}), ("qdsim.ray_clients", set())])
+@pytest.mark.parametrize(("module", "unwanted"), [("qdsim.hosts", {"ray"}), ("qdsim.ray_preload", set())])
 def test_a_client_loads_no_reader_of_files(module, unwanted):
     """What an actor imports leaves torchvision, pandas, pyarrow, scikit-learn, pydantic and rich out."""
     unwanted = unwanted | {"torchvision", "pandas", "pyarrow", "sklearn", "pydantic", "rich", "typer"}
     code = f"import sys, {module}\nprint(sorted({unwanted!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_job_is_checked_without_torch():
+    """Nor Ray nor pandas: a mistake is told at once, and torch is imported while Ray starts."""
+    unwanted = {"torch", "torchvision", "ray", "pandas", "sklearn"}
+    code = f"import sys\nfrom qdsim import cli, config, display, launch\nprint(sorted({unwanted!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

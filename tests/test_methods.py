@@ -11,6 +11,7 @@ from rich.console import Console
 from qdsim import arrays, config, data, display, partition, plan, summary
 from qdsim.algorithms import METHODS, fump
 from qdsim.errors import BadInput
+from qdsim.methods import ASKED, DECLARED
 from qdsim.params import from_numpy, sha256
 from qdsim.results import read_manifest
 from tests.runs import TINY, run, table
@@ -141,10 +142,14 @@ def test_unsupported_pairs_are_refused_before_anything_starts(method, kind, text
 
 def test_every_method_declares_itself(by_class):
     """Title, levels, a reason for each no; the manifest repeats it; the result says that FU-MP does not relearn."""
-    for method in METHODS.values():
-        assert set(method.SUPPORTS) == {"class", "client", "relearn"}
-        assert set(method.REASONS) == {name for name, able in method.SUPPORTS.items() if not able}
-    assert read_manifest(by_class)["methods"]["fump"]["reasons"]["relearn"] == "what it prunes stays pruned"
+    assert list(DECLARED) == list(METHODS)
+    assert all(set(method.reasons) <= set(ASKED) for method in DECLARED.values())
+    reasons = {
+        "client": "it prunes the channels that tell a class apart, and a client is no class",
+        "relearn": "what it prunes stays pruned",
+    }
+    declared = {"title": "FU-MP", "class": True, "client": False, "relearn": False, "reasons": reasons}
+    assert read_manifest(by_class)["methods"]["fump"] == declared
     assert summary.notes(by_class) == ["FU-MP does not relearn: what it prunes stays pruned"]
 
 

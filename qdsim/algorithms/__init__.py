@@ -25,5 +25,4 @@ METHODS: dict[str, ModuleType] = {
     "fump": fump,
     "s2u": s2u,
 }
-"""Each module has TITLE, SUPPORTS with REASONS for what it does not, USES_SYNTHETIC and
-``phases(hyper, branch, history)``."""
+"""Each module has ``phases(hyper, branch, history)``; ``qdsim/methods.py`` says what each can do."""

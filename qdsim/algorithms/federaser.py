@@ -32,11 +32,6 @@ from qdsim.hyper import Hyper, Stage
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
 
-TITLE = "FedEraser"
-SUPPORTS = {"class": True, "client": True, "relearn": True}
-REASONS: dict[str, str] = {}
-USES_SYNTHETIC = False
-
 EPS = 1e-12
 NO_UPDATE = 1e-8
 """Shorter stored updates count as none: a convolution's bias before instance normalisation has no gradient."""

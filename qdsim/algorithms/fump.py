@@ -31,14 +31,6 @@ from qdsim.hyper import Fump, Hyper, Stage
 from qdsim.params import Params
 from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
 
-TITLE = "FU-MP"
-SUPPORTS = {"class": True, "client": False, "relearn": False}
-REASONS = {
-    "client": "it prunes the channels that tell a class apart, and a client is no class",
-    "relearn": "what it prunes stays pruned",
-}
-USES_SYNTHETIC = False
-
 OF_CHANNEL = ("conv{}.weight", "conv{}.bias", "norm{}.weight", "norm{}.bias")
 """All that a channel's output depends on in its block."""
 COUNTS = "counts"

@@ -31,11 +31,6 @@ from qdsim.params import Params
 from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
 from qdsim.stopping import RECOVERED, RELEARNT, TRAINED
 
-TITLE = "QuickDrop"
-SUPPORTS = {"class": True, "client": True, "relearn": True}
-REASONS: dict[str, str] = {}
-USES_SYNTHETIC = True
-
 
 def train(
     client: ClientState,

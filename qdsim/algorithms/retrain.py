@@ -13,11 +13,6 @@ from qdsim.hyper import Hyper
 from qdsim.phases import Phase
 from qdsim.stopping import RETRAINED
 
-TITLE = "Retrain-Or"
-SUPPORTS = {"class": True, "client": True, "relearn": True}
-REASONS: dict[str, str] = {}
-USES_SYNTHETIC = False
-
 
 def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
     """FedAvg on D without D_f, by the clients that have anything left; then relearning, on real data (§4.7)."""

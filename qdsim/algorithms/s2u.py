@@ -24,11 +24,6 @@ from qdsim.params import Params
 from qdsim.phases import Assignment, Phase, Updates
 from qdsim.stopping import RETRAINED
 
-TITLE = "S2U"
-SUPPORTS = {"class": False, "client": True, "relearn": True}
-REASONS = {"class": "it scales the updates of the client that leaves, and a class belongs to no single client"}
-USES_SYNTHETIC = False
-
 
 def select(sizes: np.ndarray, names: Assignment, *, participation: float, leavers: frozenset[int]) -> list[int]:
     """The round's participants, the leaver among them."""

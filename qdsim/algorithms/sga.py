@@ -26,11 +26,6 @@ from qdsim.hyper import Hyper
 from qdsim.params import Params
 from qdsim.phases import ClientStep, ClientUpdate, Phase
 
-TITLE = "SGA-Or"
-SUPPORTS = {"class": True, "client": True, "relearn": True}
-REASONS: dict[str, str] = {}
-USES_SYNTHETIC = False
-
 
 def bounded_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """-log(1 - p_y / 2), summed over samples: log 2 where the model is sure, 0 where it has forgotten."""

@@ -80,14 +80,15 @@ def on_ray(wanted: Job, dataset: Dataset) -> Iterator[Federation]:
     ray_environment.prepare(None)  # before Ray is imported
     import ray
 
-    from qdsim import ray_cluster
+    from qdsim import ray_cluster, ray_crew
     from qdsim.ray_executor import RayExecutor
 
     planned = plan.make(wanted, dataset)
     cell, at = next(planned.federations())
     with ray_cluster.connected(wanted.cluster, None):
         refs = [ray.put(array) for array in (dataset.train_images, dataset.test_images, dataset.test_labels)]
-        executor = RayExecutor(planned, "bench", refs, dataset.pixels, Chaos([], Path()), lambda _: None)
+        crew = ray_crew.start(planned, "bench", refs, dataset.pixels, lambda _: None)
+        executor = RayExecutor(planned, crew, Chaos([], Path()), lambda _: None)
         parts = zip(at.partition.indices, at.labels, strict=True)
         shards = [Shard(i, indices, labels) for i, (indices, labels) in enumerate(parts)]
         executor.adopt(cell.model, at.seed, shards, cell.hyper.synthetic if cell.distils else None)

@@ -37,7 +37,7 @@ rounds = 0
 [cluster]
 clients_per_actor = {packed}
 """
-MARKS = {"results in": "imports, data, plan", "no GPUs here": "Ray and the driver", "train 1/2": "clients, first round"}
+MARKS = {"results in": "Ray; beside it imports, data, plan", "train 1/2": "driver and clients, first round"}
 """What a line of the run's says, and what was done by then."""
 
 

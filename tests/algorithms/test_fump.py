@@ -10,6 +10,7 @@ import torch
 from qdsim.algorithms import fump
 from qdsim.forgetting import View
 from qdsim.history import History
+from qdsim.methods import DECLARED
 from tests.algorithms.federations import CLASS_2, COMPUTE, clients, largest_difference, run, start
 from tests.algorithms.settings import HYPER
 from tests.conftest import NAMES
@@ -136,5 +137,4 @@ def test_masks_hold_even_against_a_step_that_would_regrow_them():
 def test_nothing_is_relearnt_and_no_client_is_forgotten():
     """Two phases, with the reasons for what is missing."""
     assert [(p.name, p.stage.rounds) for p in (PRUNE, RECOVER)] == [("unlearn", 1), ("recover", 4)]
-    assert fump.SUPPORTS == {"class": True, "client": False, "relearn": False}
-    assert set(fump.REASONS) == {"client", "relearn"}
+    assert set(DECLARED["fump"].reasons) == {"client", "relearn"}

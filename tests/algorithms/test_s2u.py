@@ -9,6 +9,7 @@ import torch
 from qdsim.algorithms import fedavg, s2u
 from qdsim.forgetting import View
 from qdsim.history import History
+from qdsim.methods import DECLARED
 from qdsim.phases import ClientUpdate
 from tests.algorithms.federations import CLIENT_1, counts, largest_difference, run, start
 from tests.algorithms.settings import HYPER
@@ -71,4 +72,4 @@ def test_phases():
     scaled, recover, relearn = s2u.phases(HYPER, CLIENT_1, History())
     assert scaled.view.sizes(counts(), counts()).tolist() == [13, 11, 4]
     assert (scaled.name, scaled.stage.rounds, recover.stage.rounds, relearn.name) == ("unlearn", 5, 0, "relearn")
-    assert s2u.SUPPORTS == {"class": False, "client": True, "relearn": True}
+    assert set(DECLARED["s2u"].reasons) == {"class"}
