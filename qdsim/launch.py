@@ -115,6 +115,7 @@ def run(
                 while not wait([checked], timeout=POLL_S).done:
                     stop.check()
                 plan, dataset = checked.result()
+            del checked  # it holds the images, too
         from qdsim import footprint
         from qdsim.hosts import Images
         from qdsim.progress import Progress
@@ -275,12 +276,11 @@ def look_ahead_on_ray(job: Job, address: str) -> Outlook:
     """Plan a job for a running cluster, and measure one client's steps there."""
     ray_environment.prepare(address)
     from qdsim import planner, ray_cluster, ray_probe
-    from qdsim.planner import Machines
 
     with ray_cluster.connected(job.cluster, address):
         nodes = ray_cluster.nodes()
         described = f"the cluster at {address}: {len(nodes)} nodes"
-        machines = Machines(nodes, ray_probe.gpu_memory(), described, ray_cluster.most_gpus())
+        machines = planner.Machines(nodes, ray_probe.gpu_memory(), described, ray_cluster.most_gpus())
         return planner.look_ahead(job, machines, ray_probe.measured_on)
 
 

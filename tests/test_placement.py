@@ -1,12 +1,15 @@
 """A cluster that has no room says so, at once or when the time is up, with a change that works; and what it tells."""
 
+import os
 import re
+import signal
+import threading
 import time
 import urllib.request
 
 import pytest
 
-from qdsim.errors import CannotPlace
+from qdsim.errors import CannotPlace, Interrupted
 from qdsim.progress import Progress
 from qdsim.ray_metrics import METRICS, Gauges
 from qdsim.results import read_manifest
@@ -53,7 +56,7 @@ def test_the_advised_change_works(cluster_address, tmp_path):
 
 @pytest.mark.ray
 def test_room_that_others_hold_is_waited_for_until_the_time_is_up(cluster_address, tmp_path):
-    """Somebody holds both GPUs: two seconds later the run gives up, and says what is free."""
+    """Somebody holds both GPUs: two seconds later the run gives up and says what is free; Ctrl-C ends a longer wait."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -65,6 +68,10 @@ def test_room_that_others_hold_is_waited_for_until_the_time_is_up(cluster_addres
         impatient = {"placement_timeout_s": 2.0}
         with pytest.raises(CannotPlace, match=r"free after 2 s \(cluster\.placement_timeout_s\); wait for other jobs"):
             run(tmp_path, engine="ray", address=cluster_address, cluster=impatient)
+        threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(Interrupted):
+            run(tmp_path / "patient", engine="ray", address=cluster_address, cluster=PATIENT)
+        assert read_manifest(next((tmp_path / "patient").iterdir()))["state"] == "interrupted"
     finally:
         ray.init(address=cluster_address, namespace="others")
         remove_placement_group(ray.util.get_placement_group("held"))
