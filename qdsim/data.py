@@ -1,7 +1,7 @@
 """Data sets as uint8 arrays: read once, kept as bytes, normalised batch by batch on the device.
 
-``load`` is the only entry. The libraries that read a format (torchvision, scikit-learn, pyarrow,
-Pillow) are imported where they are used: a client actor needs none of them.
+``load`` is the entry; ``check_there`` says at once what it would miss. The libraries that read a format (torchvision,
+scikit-learn, pyarrow, Pillow) are imported where they are used: a client actor needs none of them.
 """
 
 import hashlib
@@ -19,6 +19,8 @@ from qdsim.errors import BadInput, MissingData
 DIGITS_TEST_SHARE = 0.2
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 SVHN_SPLITS = {"svhn": ("train",), "svhn+extra": ("train", "extra")}
+CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+"""Of torchvision's files."""
 
 
 @dataclass(frozen=True)
@@ -89,23 +91,56 @@ def stand_in(dataset: str) -> Dataset:
     return Dataset(dataset, images[0], labels[0], images[1], labels[1], classes, pixels, note)
 
 
+KINDS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "svhn+extra", "parquet", "folder")
+OF_FOLDERS = ("parquet", "folder")
+
+
+def _named(dataset: str) -> tuple[str, Path]:
+    """Return the kind of a data set, and the folder where its name has one."""
+    kind, _, folder = dataset.partition(":")
+    if kind not in KINDS or (kind in OF_FOLDERS) != bool(folder):
+        names = ", ".join(f"{k}:DIR" if k in OF_FOLDERS else k for k in KINDS)
+        raise BadInput("data.dataset", dataset, f"allowed: {names}")
+    return kind, Path(folder)
+
+
+def check_there(dataset: str, root: str, *, download: bool = False) -> None:
+    """Refuse a data set whose files are not there, before anything is imported that could read them."""
+    kind, folder = _named(dataset)
+    place = Path(root)
+    if kind in ("cifar10", "cifar100") and list((place / kind).glob("*.parquet")):
+        kind, folder = "parquet", place / kind
+    if kind == "parquet":
+        for split in ("train", "test"):
+            if not list(folder.glob(f"{split}-*.parquet")):
+                raise MissingData(f"no {split}-*.parquet", str(folder), "set data.dataset to parquet:DIR with both")
+    if download:
+        return
+    if kind in ("mnist", "fashion_mnist"):
+        _check_idx_files("MNIST" if kind == "mnist" else "FashionMNIST", place)
+    if kind in ("cifar10", "cifar100") and not (place / CIFAR_FOLDERS[kind]).exists():
+        raise _no_cifar(kind, place, "is not there")
+    for split in (*SVHN_SPLITS[kind], "test") if kind in SVHN_SPLITS else ():
+        file = f"{split}_32x32.mat"
+        if not _mat_path(file, place).exists():
+            raise MissingData(f"{file} of SVHN is not there", f"{place} and {place / 'svhn'}", _fetch_command("SVHN"))
+
+
 def load(dataset: str, root: str, *, verify: bool = True, download: bool = False, size: int | None = None) -> Dataset:
     """Read a data set by the name that ``data.dataset`` gives it."""
-    kind, _, folder = dataset.partition(":")
+    check_there(dataset, root, download=download)
+    kind, folder = _named(dataset)
     readers: dict[str, Callable[[], _Parts]] = {
         "digits": _digits,
         "mnist": lambda: _mnist("MNIST", Path(root), download),
         "fashion_mnist": lambda: _mnist("FashionMNIST", Path(root), download),
-        "cifar10": lambda: _cifar("CIFAR10", Path(root), download),
-        "cifar100": lambda: _cifar("CIFAR100", Path(root), download),
+        "cifar10": lambda: _cifar(kind, Path(root), download),
+        "cifar100": lambda: _cifar(kind, Path(root), download),
         "svhn": lambda: _svhn(dataset, Path(root), verify, download),
         "svhn+extra": lambda: _svhn(dataset, Path(root), verify, download),
-        "parquet": lambda: _parquet(Path(folder), size),
-        "folder": lambda: _folder(Path(folder), size),
+        "parquet": lambda: _parquet(folder, size),
+        "folder": lambda: _folder(folder, size),
     }
-    if kind not in readers or (kind in ("parquet", "folder")) != bool(folder):
-        names = ", ".join(f"{k}:DIR" if k in ("parquet", "folder") else k for k in readers)
-        raise BadInput("data.dataset", dataset, f"allowed: {names}")
     return _assemble(dataset, readers[kind]())
 
 
@@ -180,11 +215,15 @@ def _mnist(name: str, root: Path, download: bool) -> _Parts:
         except (RuntimeError, OSError) as error:
             cause = f"{name} could not be fetched ({str(error).splitlines()[0]})"
             raise MissingData(cause, str(folder), "put its four files there") from None
-    for file in IDX_FILES:
-        _check_idx(folder / file, name)
+    _check_idx_files(name, root)
     train, test = reader(root, train=True), reader(root, train=False)
     images = [part.data.numpy()[:, None] for part in (train, test)]
     return _Parts(images[0], train.targets.numpy(), images[1], test.targets.numpy(), num_classes=10)
+
+
+def _check_idx_files(name: str, root: Path) -> None:
+    for file in IDX_FILES:
+        _check_idx(root / name / "raw" / file, name)
 
 
 def _check_idx(path: Path, name: str) -> None:
@@ -201,22 +240,25 @@ def _check_idx(path: Path, name: str) -> None:
         raise MissingData(cause, str(path.parent), f"delete it and {_fetch_command(name)}")
 
 
-def _cifar(name: str, root: Path, download: bool) -> _Parts:
-    folder = root / name.lower()
+def _cifar(kind: str, root: Path, download: bool) -> _Parts:
+    folder = root / kind
     if list(folder.glob("*.parquet")):
         return _parquet(folder, None)
     from torchvision import datasets
 
-    reader = getattr(datasets, name)
+    reader = getattr(datasets, kind.upper())
     try:
         train, test = reader(root, train=True, download=download), reader(root, train=False, download=download)
     except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
-        cause = f"{name} is missing or damaged ({str(error).splitlines()[0]})"
-        where = f"{root / reader.base_folder} and {folder}/*.parquet"
-        raise MissingData(cause, where, _fetch_command(name)) from None
+        raise _no_cifar(kind, root, f"is missing or damaged ({str(error).splitlines()[0]})") from None
     images = [np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)) for part in (train, test)]
     labels = [np.asarray(part.targets) for part in (train, test)]
     return _Parts(images[0], labels[0], images[1], labels[1], num_classes=len(train.classes))
+
+
+def _no_cifar(kind: str, root: Path, why: str) -> MissingData:
+    where = f"{root / CIFAR_FOLDERS[kind]} and {root / kind}/*.parquet"
+    return MissingData(f"{kind.upper()} {why}", where, _fetch_command(kind.upper()))
 
 
 def _svhn(dataset: str, root: Path, verify: bool, download: bool) -> _Parts:
@@ -228,14 +270,12 @@ def _svhn(dataset: str, root: Path, verify: bool, download: bool) -> _Parts:
 
     def find(split: str) -> Path:
         url, file, md5 = SVHN.split_list[split]
-        path: Path = next((p for p in (root / file, root / "svhn" / file) if p.exists()), root / "svhn" / file)
-        if not path.exists() and download:
+        path = _mat_path(file, root)
+        if not path.exists():
             try:
                 download_url(url, str(path.parent), file, md5)
             except (RuntimeError, OSError) as error:
                 raise MissingData(f"{file} could not be fetched ({error})", str(path.parent), f"fetch {url}") from None
-        if not path.exists():
-            raise MissingData(f"{file} of SVHN is not there", f"{root} and {root / 'svhn'}", _fetch_command("SVHN"))
         if not check_integrity(str(path), md5):
             if verify:
                 fix = f"delete it and {_fetch_command('SVHN')}, or admit other files with data.verify=false"
@@ -248,6 +288,10 @@ def _svhn(dataset: str, root: Path, verify: bool, download: bool) -> _Parts:
     test_images, test_labels = _read_mats([find("test")])
     note = f"not SVHN's own data: {', '.join(notes)} have other checksums (data.verify = false)" if notes else ""
     return _Parts(images, labels, test_images, test_labels, num_classes=10, note=note)
+
+
+def _mat_path(file: str, root: Path) -> Path:
+    return next((p for p in (root / file, root / "svhn" / file) if p.exists()), root / "svhn" / file)
 
 
 def _read_mats(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
@@ -277,12 +321,9 @@ def _parquet(folder: Path, size: int | None) -> _Parts:
     import pyarrow.parquet as pq
 
     def read(split: str) -> tuple[np.ndarray, np.ndarray]:
-        files = sorted(folder.glob(f"{split}-*.parquet"))
-        if not files:
-            raise MissingData(f"no {split}-*.parquet", str(folder), "set data.dataset to parquet:DIR with both")
         images: list[bytes] = []
         labels: list[np.ndarray] = []
-        for file in files:
+        for file in sorted(folder.glob(f"{split}-*.parquet")):
             try:
                 table = pq.read_table(file)
             except (pa.ArrowException, OSError) as error:

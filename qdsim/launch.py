@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from qdsim import __version__, arrays, imports, lock, ray_environment, results, storage
+from qdsim import __version__, arrays, data, imports, lock, ray_environment, results, storage
 from qdsim.chaos import Chaos, Fault
 from qdsim.config import Job
 from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed
@@ -103,6 +103,7 @@ def run(
             if manifest_before.get("state") == "done":
                 return earlier
             results.check_parts(earlier)
+        data.check_there(job.data.dataset, job.data.root, download=job.data.download)
         stop = Stop()
         if engine == "inline":
             plan, dataset = _check(job, faults)
@@ -227,7 +228,6 @@ def _beside(work: Callable[[], tuple[Plan, Dataset]]) -> Iterator[Future[tuple[P
 def _check(job: Job, faults: Sequence[Fault]) -> tuple[Plan, Dataset]:
     """Read the data and see what they allow of the job."""
     with imports.undisturbed():
-        from qdsim import data
         from qdsim.plan import make
 
     dataset = data.load(

@@ -1,6 +1,7 @@
 """Data sets are bytes, whatever they lie as; what is missing or damaged is named with its remedy."""
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,9 @@ def test_missing_data_name_file_place_and_remedy(tmp_path):
         assert str(tmp_path) in text
         assert "--set data.download=true" in text
         assert "\n" not in text
+        with pytest.raises(MissingData, match=re.escape(text)):
+            data.check_there(dataset, str(tmp_path))
+        data.check_there(dataset, str(tmp_path), download=True)
     with pytest.raises(MissingData, match=r"no train-\*\.parquet"):
         data.load(f"parquet:{tmp_path}", "")
     with pytest.raises(BadInput, match="allowed: digits, mnist"):
@@ -144,7 +148,8 @@ def test_damaged_files_are_named(tmp_path):
     write_parquet(folder, "train-0.parquet", [1], [-1])
     with pytest.raises(BadInput, match="a training label is -1"):
         data.load(f"parquet:{folder}", "")
-    (tmp_path / "train_32x32.mat").write_bytes(b"rubbish")
+    for split in ("train", "test"):
+        (tmp_path / f"{split}_32x32.mat").write_bytes(b"rubbish")
     with pytest.raises(MissingData, match=r"train_32x32\.mat is damaged"):
         data.load("svhn", str(tmp_path), verify=False)
 
