@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qdsim.config import Job
 
-LAPTOP_SWEEPS: dict[str, list[Any]] = {"synthetic.finetune": [0, 2, 5, 10], "synthetic.scale": [10, 100, 1000]}
+LAPTOP_SWEEPS: dict[str, list[Any]] = {
+    "synthetic.finetune": [0, 2, 5, 10],
+    "synthetic.scale": [10, 100, 1000],
+    "partition.alpha": [0.1, 10.0],
+}
 SMOKE_SWEEPS: dict[str, list[Any]] = {"synthetic.finetune": [0, 1]}
 
 

@@ -100,6 +100,7 @@ def test_what_makes_each_figure():
     assert load("fig6_scale").sweep == {"synthetic.scale": [1, 10, 50, 100, 200, 500, 1000]}
     assert load("fig6_scale", "laptop").sweep == {"synthetic.scale": [10, 100, 1000]}
     assert load("client_alpha").sweep == {"partition.alpha": [0.1, 1.0, 10.0]}
+    assert load("client_alpha", "laptop").sweep == {"partition.alpha": [0.1, 10.0]}
     assert load("ablation_matching").sweep == {"synthetic.matching": [True, False]}
     assert load("fig3_membership").membership == ("balanced", "literal")
     svhn = load("table3_svhn_100")
