@@ -101,7 +101,7 @@ def _draw(wide: pd.DataFrame) -> mpl_figure.Figure:
                     (place, values[f"{s}.{figure}"]) for place, s in enumerate(SUBSETS) if f"{s}.{figure}" in values
                 ]
                 places = [place + (k - (len(methods) - 1) / 2) * width for place, _ in found]
-                means, errors = [v.mean() for _, v in found], [v.std() if len(v) > 1 else 0.0 for _, v in found]
+                means, errors = [v.mean() for _, v in found], [v.std() for _, v in found]  # none of one seed
                 color, label = style.METHOD_COLORS.get(method), style.method(method)
                 axis.bar(places, means, 0.95 * width, yerr=errors, capsize=2, color=color, label=label)
             axis.set_xticks(range(len(SUBSETS)), list(SUBSETS.values()))

@@ -90,8 +90,8 @@ def accuracy_panel(
     """Draw R-Set accuracy after recovery against the swept values, another method's as a line, and the paper's."""
     means = outcomes.groupby("swept")["final.retain_accuracy"].agg(["mean", "std"])
     color = style.METHOD_COLORS["quickdrop"]
-    errors = means["std"].fillna(0)
-    axes.errorbar(means.index, means["mean"], yerr=errors, marker="o", color=color, capsize=2, label="QuickDrop")
+    spread = means["std"]  # none of one seed
+    axes.errorbar(means.index, means["mean"], yerr=spread, marker="o", color=color, capsize=2, label="QuickDrop")
     if line is not None:
         axes.axhline(line, color=style.METHOD_COLORS[other], ls="--", lw=1, label=name)
     if where:
