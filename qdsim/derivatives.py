@@ -18,14 +18,13 @@ more pass forwards and one backwards that carry tangents (Pearlmutter's R operat
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from qdsim import winograd
+from qdsim import patches, winograd
 from qdsim.models import NORM_EPS, ConvNet
 from qdsim.params import Params
 
@@ -86,7 +85,10 @@ class Pass:
     params: Params
     """Filters in the fast layout."""
     tiled: Tiled
-    blocks: list[_Block]
+    first: patches.First | None
+    """The first block, where it is done by :mod:`qdsim.patches`."""
+    blocks: dict[int, _Block]
+    """The others, by number."""
     shape: torch.Size
     """Of the last pooled activations."""
     features: Tensor
@@ -99,7 +101,9 @@ class Returned:
 
     logits: Tensor
     """∂L/∂logits."""
-    blocks: list[_Back]
+    first: patches.FirstBack | None
+    """As the first block is done, so it goes back."""
+    blocks: dict[int, _Back]
 
 
 def transformed(model: ConvNet, params: Params) -> Tiled:
@@ -119,14 +123,21 @@ def forward(
     """Run the network on normalised images (n, c, h, w); without ``keep`` there is no way back.
 
     ``half``: a shorter dtype for the convolutions, here and on the way back; sums and means stay in the images' own.
-    ``tiled``: what :func:`transformed` returns; convolutions are then done by :mod:`qdsim.winograd`, here and back.
+    ``tiled``: what :func:`transformed` returns; convolutions are then done by :mod:`qdsim.winograd`, here and back, the
+    first block by :mod:`qdsim.patches`.
     """
     params = {name: layout(tensor) if tensor.ndim == 4 else tensor for name, tensor in params.items()}
-    x, blocks = layout(images), []
+    x = layout(images)
+    first: patches.First | None = None
+    blocks: dict[int, _Block] = {}
     for block in range(model.depth):
         padding = model.first_padding if block == 0 else 1
         filters = params[f"conv{block}.weight"]
-        tiles = winograd.of_images(x) if tiled and block and winograd.suits(x, filters, padding) else None
+        if tiled and block == 0:
+            first = patches.forward(images, filters, params["norm0.weight"], params["norm0.bias"], padding)
+            x = F.avg_pool2d(first.a, 2)
+            continue
+        tiles = winograd.of_images(x) if tiled and winograd.suits(x, filters, padding) else None
         if tiled is None or tiles is None:
             h = _convolution(x, filters, padding, half, params[f"conv{block}.bias"])
         else:  # without its bias, which normalisation takes away again
@@ -136,44 +147,52 @@ def forward(
         h *= r
         a = torch.addcmul(_channel(params[f"norm{block}.bias"]), h, _channel(params[f"norm{block}.weight"])).relu_()
         if keep:
-            blocks.append(_Block(x, h, r, a, padding, half, tiles))
+            blocks[block] = _Block(x, h, r, a, padding, half, tiles)
         x = F.avg_pool2d(a, 2)
     features = x.flatten(1)
     logits = F.linear(features, params["linear.weight"], params["linear.bias"])
-    return Pass(params, tiled or {}, blocks, x.shape, features, logits)
+    return Pass(params, tiled or {}, first if keep else None, blocks, x.shape, features, logits)
 
 
 def backward(done: Pass, g: Tensor) -> Returned:
     """Go back from ∂L/∂logits to every block's convolution."""
-    found: list[_Back] = []
+    found: dict[int, _Back] = {}
     pooled = layout((g @ done.params["linear.weight"]).view(done.shape))
-    for block, own in reversed(list(enumerate(done.blocks))):
-        u = _unpool(own, pooled)
+    for block, own in reversed(done.blocks.items()):
+        u = _unpool(own.a, pooled)
         mean, mean_h = _mean(u), _mean(u * own.h)
         scale = own.r * _channel(done.params[f"norm{block}.weight"])
         torch.addcmul(-scale * mean, u, scale, out=u).addcmul_(own.h, -scale * mean_h)
-        tiles = winograd.of_images(u) if block and own.tiles is not None else None
-        found.append(_Back(pooled, u, scale, mean, mean_h, tiles))
+        tiles = winograd.of_images(u) if own.tiles is not None else None
+        found[block] = _Back(pooled, u, scale, mean, mean_h, tiles)
         if tiles is not None:
             pooled = winograd.to_images(torch.bmm(tiles, done.tiled[block][1]), *own.x.shape[2:])
         elif block:
             pooled = _to_input(own, own.x, done.params[f"conv{block}.weight"], u)
-    return Returned(g, found[::-1])
+    first = patches.backward(done.first, _unpool(done.first.a, pooled)) if done.first else None
+    return Returned(g, first, found)
 
 
 def add_weight_gradients(done: Pass, back: Returned, pieces: Pieces, into: Params) -> None:
     """Add ∂L/∂θ of each class to its place in ``into``: the tensors that matching looks at, stacked over classes."""
-    for block, (own, g) in enumerate(zip(done.blocks, back.blocks, strict=True)):
-        name = f"conv{block}.weight"
-        _add_to_filters(own, g.z, pieces, into[name])
+    if done.first and back.first:
+        of_images = patches.weight_gradients(done.first, back.first)
+        for place, part in pieces:
+            into["conv0.weight"][place] += of_images[part].sum(0).view_as(into["conv0.weight"][place])
+    for block, own in done.blocks.items():
+        _add_to_filters(own, back.blocks[block].z, pieces, into[f"conv{block}.weight"])
     for place, part in pieces:
         into["linear.weight"][place].addmm_(back.logits[part].t(), done.features[part])
 
 
 def add_bias_gradients(done: Pass, back: Returned, into: Params) -> None:
     """Add ∂L/∂θ of γ, β and the classifier's bias, over all samples; that of a convolution's bias is zero."""
-    for block, (own, g) in enumerate(zip(done.blocks, back.blocks, strict=True)):
-        positions = own.h.shape[2] * own.h.shape[3]
+    ways: list[tuple[int, Tensor, _Back | patches.FirstBack]]
+    ways = [(block, own.a, back.blocks[block]) for block, own in done.blocks.items()]
+    if done.first and back.first:
+        ways.append((0, done.first.a, back.first))
+    for block, a, g in ways:
+        positions = a.shape[2] * a.shape[3]
         into[f"norm{block}.weight"] += g.mean_h.sum(0).flatten() * positions
         into[f"norm{block}.bias"] += g.mean.sum(0).flatten() * positions
     into["linear.bias"] += back.logits.sum(0)
@@ -187,14 +206,18 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     params = done.params
     # forwards, with tangents: θ moves along v, the pixels stay
     dx: Tensor | None = None
-    tangents = []
-    for block, own in enumerate(done.blocks):
+    forth: patches.FirstTangent | None = None
+    if done.first:
+        filters = v["conv0.weight"][_places(pieces, weights.device)]
+        forth, dy = patches.tangent(done.first, filters)
+        dx = F.avg_pool2d(_rectified(dy, done.first.a, dy), 2)
+    tangents = {}
+    for block, own in done.blocks.items():
         u = _tangent(done, block, dx, v[f"conv{block}.weight"], pieces)
         mean_h = _mean(u * own.h)
         torch.addcmul(-own.r * _mean(u), u, own.r, out=u).addcmul_(own.h, -own.r * mean_h)
-        rectified = torch.ops.aten.threshold_backward(u, own.a, 0)
-        dx = F.avg_pool2d(rectified, 2).mul_(_channel(params[f"norm{block}.weight"]))
-        tangents.append((u, mean_h, dx))
+        dx = F.avg_pool2d(_rectified(u, own.a, torch.empty_like(u)), 2).mul_(_channel(params[f"norm{block}.weight"]))
+        tangents[block] = (u, mean_h, dx)
     assert dx is not None
     # the classifier and the loss: the derivative of the softmax p is diag p - p pᵀ
     matrix, matrices = params["linear.weight"], v["linear.weight"]
@@ -207,33 +230,16 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     d_g = (d_g - p * d_g.sum(1, keepdim=True)) * weights[:, None]
     pooled = layout((d_features + d_g @ matrix).view(done.shape))
     # backwards, with tangents
-    for block in reversed(range(1, len(done.blocks))):
+    for block in reversed(done.blocks):
         own, g = done.blocks[block], back.blocks[block]
         u = _back_through_norm(own, g, pooled, *tangents[block])
+        if block == 0:
+            return _to_pixels(own, g, u, params["conv0.weight"], v["conv0.weight"], pieces)
         pooled = _tangent_back(done, block, g, u, v[f"conv{block}.weight"], pieces)
-    own, g = done.blocks[0], back.blocks[0]
-    u = _back_through_norm(own, g, pooled, *tangents[0])
-    # so few channels come slowly out of a convolution: a matrix product and a fold instead
-    kernel, filters = params["conv0.weight"], v["conv0.weight"]
-    columns = torch.matmul(kernel.reshape(len(kernel), -1).t(), u.flatten(2))
-    for place, part in pieces:
-        columns[part] += torch.matmul(filters[place].reshape(len(kernel), -1).t(), g.z[part].flatten(2))
-    return F.fold(columns, own.x.shape[2:], kernel.shape[2:], padding=own.padding)
-
-
-Forward = Callable[[ConvNet, Params, Tensor, bool, torch.dtype | None, Tiled | None], Pass]
-Backward = Callable[[Pass, Tensor], Returned]
-
-
-@cache
-def passes(compiled: bool) -> tuple[Forward, Backward]:
-    """Return :func:`forward` and :func:`backward`, as they are or compiled.
-
-    Compiled, what lies between two convolutions is one kernel that passes over memory once.
-    """
-    if not compiled:
-        return forward, backward
-    return torch.compile(forward), torch.compile(backward)
+    assert done.first
+    assert back.first
+    assert forth
+    return patches.pixel_gradient(done.first, back.first, forth, _unpool(done.first.a, pooled))
 
 
 def class_by_class(device: torch.device) -> bool:
@@ -265,6 +271,14 @@ def _tangent_back(done: Pass, block: int, g: _Back, dg: Tensor, filters: Tensor,
     for place, tiles in _tiles(g.tiles, own.x, pieces):
         products[:, tiles].baddbmm_(g.tiles[:, tiles], winograd.of_filters_back(filters[place]))
     return winograd.to_images(products, *own.x.shape[2:])
+
+
+def _to_pixels(own: _Block, g: _Back, dg: Tensor, kernel: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
+    """The same at the first block: so few channels come slowly out of a convolution, so a product and a fold do it."""
+    columns = torch.matmul(kernel.reshape(len(kernel), -1).t(), dg.flatten(2))
+    for place, part in pieces:
+        columns[part] += torch.matmul(filters[place].reshape(len(kernel), -1).t(), g.z[part].flatten(2))
+    return F.fold(columns, own.x.shape[2:], kernel.shape[2:], padding=own.padding)
 
 
 def _tiles(transformed: Tensor, x: Tensor, pieces: Pieces) -> Pieces:
@@ -322,7 +336,7 @@ def _back_through_norm(own: _Block, g: _Back, pooled: Tensor, dh: Tensor, mean_h
     With g for γ g: d(N(g)) = N(dg) - r mean(h dz) N(g) - r (dh mean(g h) + h mean(g dh)). The last mean needs no pass
     over the positions: pooling has summed it already.
     """
-    u = _unpool(own, pooled)
+    u = _unpool(own.a, pooled)
     crossed = (g.pooled * dx).sum((2, 3), keepdim=True) / (u.shape[2] * u.shape[3])
     mean_uh = _mean(u * own.h)
     torch.addcmul(-g.scale * _mean(u), u, g.scale, out=u)
@@ -362,10 +376,15 @@ def _product(product: Callable[[Tensor, Tensor], Tensor], half: torch.dtype | No
     return product(a.to(half), b.to(half)).to(a.dtype)
 
 
-def _unpool(own: _Block, pooled: Tensor) -> Tensor:
+def _unpool(a: Tensor, pooled: Tensor) -> Tensor:
     """Take ∂L/∂(pooled a) back through pooling and ReLU."""
-    spread = torch.ops.aten.avg_pool2d_backward(pooled, own.a, [2, 2], [2, 2], [0, 0], False, True, None)
-    found: Tensor = torch.ops.aten.threshold_backward(spread, own.a, 0)
+    spread = torch.ops.aten.avg_pool2d_backward(pooled, a, [2, 2], [2, 2], [0, 0], False, True, None)
+    return _rectified(spread, a, spread)
+
+
+def _rectified(u: Tensor, a: Tensor, out: Tensor) -> Tensor:
+    """The derivative of ReLU: u where a is positive, else zero."""
+    found: Tensor = torch.ops.aten.threshold_backward.grad_input(u, a, 0, grad_input=out)
     return found
 
 

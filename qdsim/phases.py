@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,20 @@ from qdsim.stopping import SETTLED, Rule
 CPU_MICRO_BATCH = 32
 WHOLE_BATCH = 2**31
 
+Forward = Callable[[ConvNet, Params, Tensor, bool, torch.dtype | None, derivatives.Tiled | None], derivatives.Pass]
+Backward = Callable[[derivatives.Pass, Tensor], derivatives.Returned]
+
+
+@cache
+def passes(compiled: bool) -> tuple[Forward, Backward]:
+    """Return the network's way forwards and its way back, as they are or compiled.
+
+    Compiled, what lies between two convolutions is one kernel that passes over memory once.
+    """
+    if not compiled:
+        return derivatives.forward, derivatives.backward
+    return torch.compile(derivatives.forward), torch.compile(derivatives.backward)
+
 
 @dataclass(frozen=True)
 class Compute:
@@ -33,7 +48,8 @@ class Compute:
     compiled: bool = False
     """On a CPU whole micro-batches are compiled, and no other: each size would take its own half a minute."""
     winograd: Literal["matching", "always", "never"] = "matching"
-    """Where wide convolutions on a CPU are done by :mod:`qdsim.winograd`; such passes are not compiled."""
+    """Where wide convolutions on a CPU are done by :mod:`qdsim.winograd`, and the first block by :mod:`qdsim.patches`;
+    such passes are not compiled."""
 
     def tiled(self, params: Params, matching: bool = False) -> derivatives.Tiled | None:
         """Return θ's filters transformed, where passes are to use them: once for all batches at this θ."""
@@ -50,9 +66,9 @@ class Compute:
         """Go back from ∂L/∂logits."""
         return self._passes(len(g), bool(done.tiled))[1](done, g)
 
-    def _passes(self, size: int, tiled: bool) -> tuple[derivatives.Forward, derivatives.Backward]:
+    def _passes(self, size: int, tiled: bool) -> tuple[Forward, Backward]:
         fits = self.device.type != "cpu" or size == self.micro_batch
-        return derivatives.passes(self.compiled and fits and not tiled)
+        return passes(self.compiled and fits and not tiled)
 
     def warm_up(self) -> None:
         """Compile what will be needed, or find it in the compiler's cache."""

@@ -218,8 +218,9 @@ class ClusterSection(Section):
     its cache. Needs a C++ compiler on CPUs. Results change in their last digits."""
     winograd: Literal["matching", "always", "never"] = "matching"
     """Where convolutions of 64 channels or more on a CPU are done with a quarter of the multiplications
-    (``qdsim/winograd.py``). Its rounding is coarser: ``matching`` leaves the model's own gradients as they are, only
-    synthetic pixels change in their last digits; ``always`` trains faster, too."""
+    (``qdsim/winograd.py``), and the first block with fewer passes over memory (``qdsim/patches.py``). The rounding of
+    the former is coarser: ``matching`` leaves the model's own gradients as they are, only synthetic pixels change in
+    their last digits; ``always`` trains faster, too."""
     placement_timeout_s: Rate = 30.0
     """How long to wait for room before giving up with exit code 3."""
     attempts: Positive = 3

@@ -19,7 +19,7 @@ LEAVES = {
     "qdsim.stopping",
 }
 VALUES = LEAVES | {"qdsim.data", "qdsim.models", "qdsim.clients", "qdsim.forgetting", "qdsim.phases", "qdsim.history"}
-VALUES |= {"qdsim.derivatives", "qdsim.winograd"}
+VALUES |= {"qdsim.derivatives", "qdsim.patches", "qdsim.winograd"}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     # module: (what it may import of qdsim, which third parties)
     "errors": (set(), set()),
@@ -37,7 +37,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "history": (LEAVES, {"torch", "numpy"}),
     "models": (LEAVES, {"torch"}),
     "winograd": (set(), {"torch"}),
-    "derivatives": (LEAVES | {"qdsim.models", "qdsim.winograd"}, {"torch"}),
+    "patches": (LEAVES | {"qdsim.models"}, {"torch"}),
+    "derivatives": (LEAVES | {"qdsim.models", "qdsim.patches", "qdsim.winograd"}, {"torch"}),
     "forgetting": (set(), {"numpy"}),
     "data": (LEAVES, {"numpy", "torchvision", "sklearn", "pyarrow", "PIL", "scipy"}),
     "partition": (LEAVES, {"numpy"}),
