@@ -30,8 +30,8 @@ from qdsim.params import Params
 
 Pieces = Sequence[tuple[int, slice]]
 """Of a batch that is sorted by class: the class's place in a stack, and its samples."""
-Tiled = dict[int, tuple[Tensor, Tensor]]
-"""A block's filters transformed, for the way forwards and for the way back."""
+Tiled = dict[int, Tensor]
+"""A block's filters transformed."""
 
 
 def layout(tensor: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class _Back:
     mean_h: Tensor
     """Mean of g h."""
     tiles: Tensor | None
-    """∂L/∂z transformed, where x is and there is a block before."""
+    """∂L/∂z transformed, where x is."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,7 @@ class Returned:
 
 def transformed(model: ConvNet, params: Params) -> Tiled:
     """Return the filters of all blocks but the first as :mod:`qdsim.winograd` takes them: once for many batches."""
-    filters = {block: params[f"conv{block}.weight"] for block in range(1, model.depth)}
-    return {block: (winograd.of_filters(w), winograd.of_filters_back(w)) for block, w in filters.items()}
+    return {block: winograd.of_filters(params[f"conv{block}.weight"]) for block in range(1, model.depth)}
 
 
 def forward(
@@ -141,7 +140,7 @@ def forward(
         if tiled is None or tiles is None:
             h = _convolution(x, filters, padding, half, params[f"conv{block}.bias"])
         else:  # without its bias, which normalisation takes away again
-            h = winograd.to_images(torch.bmm(tiles, tiled[block][0]), *x.shape[2:])
+            h = winograd.to_images(torch.bmm(tiles, tiled[block]), *x.shape[2:])
         h -= _mean(h)
         r = (_mean(h * h) + NORM_EPS).rsqrt_()
         h *= r
@@ -163,10 +162,10 @@ def backward(done: Pass, g: Tensor) -> Returned:
         mean, mean_h = _mean(u), _mean(u * own.h)
         scale = own.r * _channel(done.params[f"norm{block}.weight"])
         torch.addcmul(-scale * mean, u, scale, out=u).addcmul_(own.h, -scale * mean_h)
-        tiles = winograd.of_images(u) if own.tiles is not None else None
+        tiles = winograd.of_gradients(u) if own.tiles is not None else None
         found[block] = _Back(pooled, u, scale, mean, mean_h, tiles)
         if tiles is not None:
-            pooled = winograd.to_images(torch.bmm(tiles, done.tiled[block][1]), *own.x.shape[2:])
+            pooled = winograd.to_inputs(torch.bmm(tiles, done.tiled[block].transpose(1, 2)), *own.x.shape[2:])
         elif block:
             pooled = _to_input(own, own.x, done.params[f"conv{block}.weight"], u)
     first = patches.backward(done.first, _unpool(done.first.a, pooled)) if done.first else None
@@ -180,7 +179,7 @@ def add_weight_gradients(done: Pass, back: Returned, pieces: Pieces, into: Param
         for place, part in pieces:
             into["conv0.weight"][place] += of_images[part].sum(0).view_as(into["conv0.weight"][place])
     for block, own in done.blocks.items():
-        _add_to_filters(own, back.blocks[block].z, pieces, into[f"conv{block}.weight"])
+        _add_to_filters(own, back.blocks[block], pieces, into[f"conv{block}.weight"])
     for place, part in pieces:
         into["linear.weight"][place].addmm_(back.logits[part].t(), done.features[part])
 
@@ -254,7 +253,7 @@ def _tangent(done: Pass, block: int, dx: Tensor | None, filters: Tensor, pieces:
         dz = _convolve(own, filters, pieces)
         w = done.params[f"conv{block}.weight"]
         return dz if dx is None else dz.add_(_convolution(dx, w, own.padding, own.half))
-    products = torch.bmm(winograd.of_images(dx), done.tiled[block][0])
+    products = torch.bmm(winograd.of_images(dx), done.tiled[block])
     for place, tiles in _tiles(own.tiles, own.x, pieces):
         products[:, tiles].baddbmm_(own.tiles[:, tiles], winograd.of_filters(filters[place]))
     return winograd.to_images(products, *own.x.shape[2:])
@@ -267,10 +266,10 @@ def _tangent_back(done: Pass, block: int, g: _Back, dg: Tensor, filters: Tensor,
         dx = _to_input(own, own.x, done.params[f"conv{block}.weight"], dg)
         _add_to_input(own, filters, g.z, pieces, dx)
         return dx
-    products = torch.bmm(winograd.of_images(dg), done.tiled[block][1])
+    products = torch.bmm(winograd.of_gradients(dg), done.tiled[block].transpose(1, 2))
     for place, tiles in _tiles(g.tiles, own.x, pieces):
-        products[:, tiles].baddbmm_(g.tiles[:, tiles], winograd.of_filters_back(filters[place]))
-    return winograd.to_images(products, *own.x.shape[2:])
+        products[:, tiles].baddbmm_(g.tiles[:, tiles], winograd.of_filters(filters[place]).transpose(1, 2))
+    return winograd.to_inputs(products, *own.x.shape[2:])
 
 
 def _to_pixels(own: _Block, g: _Back, dg: Tensor, kernel: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
@@ -297,19 +296,18 @@ def _convolve(own: _Block, filters: Tensor, pieces: Pieces) -> Tensor:
     return _product(torch.bmm, own.half, of_samples, columns).view_as(own.h)
 
 
-def _add_to_filters(own: _Block, g_z: Tensor, pieces: Pieces, into: Tensor) -> None:
+def _add_to_filters(own: _Block, g: _Back, pieces: Pieces, into: Tensor) -> None:
     """Add ∂L/∂w of each class at its place in ``into`` (classes, width, channels, 3, 3)."""
-    if own.tiles is not None:
-        gradients = winograd.of_gradients(g_z)
+    if own.tiles is not None and g.tiles is not None:
         for place, tiles in _tiles(own.tiles, own.x, pieces):
-            winograd.add_to_filters(own.tiles[:, tiles], gradients[:, tiles], into[place])
+            winograd.add_to_filters(own.tiles[:, tiles], g.tiles[:, tiles], into[place])
         return
     if len(pieces) == 1 or class_by_class(into.device):
         for place, part in pieces:
-            into[place] += _to_filters(own, own.x[part], into.shape[1:], g_z[part])
+            into[place] += _to_filters(own, own.x[part], into.shape[1:], g.z[part])
         return
     columns = F.unfold(own.x, into.shape[3:], padding=own.padding)
-    of_samples = _product(torch.bmm, own.half, g_z.flatten(2), columns.transpose(1, 2)).view(-1, *into.shape[1:])
+    of_samples = _product(torch.bmm, own.half, g.z.flatten(2), columns.transpose(1, 2)).view(-1, *into.shape[1:])
     into.index_add_(0, _places(pieces, into.device), of_samples)
 
 

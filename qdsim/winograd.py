@@ -7,6 +7,9 @@ below 64 the transformations eat up what is won. A transformed tensor serves eve
 sums are taken before they are transformed back. In float32 the error is five to seven times that of a convolution (2e-6
 of the result's length, at 128 channels).
 
+The way back from ∂L/∂Y is the adjoint, ∂L/∂x = B [(G w Gᵀ) ⊙ (A ∂L/∂Y Aᵀ)] Bᵀ, overlapping tiles added up: it takes the
+same transformed filters, and the transformed ∂L/∂Y from which the filters' own gradient is made.
+
 Images are (n, channels, height, width) with channels last in memory. Transformed, they are (36, tiles, channels); the
 36 count columns of a tile first, then rows.
 """
@@ -72,13 +75,8 @@ def of_filters(w: Tensor) -> Tensor:
     return torch.mm(_kronecker(w.dtype), w.reshape(-1, 9).t()).view(36, *w.shape[:2]).transpose(1, 2)
 
 
-def of_filters_back(w: Tensor) -> Tensor:
-    """The same, (36, outputs, inputs), for the way from ∂L/∂(outputs) to ∂L/∂(inputs): a convolution with w turned."""
-    return torch.mm(_kronecker(w.dtype).flip(1), w.reshape(-1, 9).t()).view(36, *w.shape[:2])
-
-
 def of_gradients(g: Tensor) -> Tensor:
-    """A g Aᵀ of each tile of ∂L/∂(outputs)."""
+    """A g Aᵀ of each tile of ∂L/∂(outputs): the adjoint of :func:`to_images`."""
     n, channels, height, width = g.shape
     down, across = height // TILE, width // TILE
     tiles = g.permute(0, 2, 3, 1).reshape(n, down, TILE, across, TILE, channels)
@@ -87,6 +85,18 @@ def of_gradients(g: Tensor) -> Tensor:
     found = g.new_empty(6, 6, n, down, across, channels)
     _times_a_turned([rows[..., i, :] for i in range(TILE)], list(found))
     return found.view(36, -1, channels)
+
+
+def to_inputs(m: Tensor, height: int, width: int) -> Tensor:
+    """B m Bᵀ of each tile, where they overlap added up, and without the padding: the adjoint of :func:`of_images`."""
+    channels, down, across = m.shape[2], height // TILE, width // TILE
+    tiles = m.view(6, 6, -1, down, across, channels)
+    columns = m.new_empty(TILE, *tiles.shape[1:])
+    _times_b_turned(list(tiles), list(columns), dim=3)
+    found = m.new_empty(tiles.shape[2], down, TILE, across, TILE, channels)
+    rows = [found[:, :, i].permute(3, 0, 1, 2, 4) for i in range(TILE)]
+    _times_b_turned([columns[:, i] for i in range(6)], rows, dim=2)
+    return found.view(-1, height, width, channels).permute(0, 3, 1, 2)
 
 
 def add_to_filters(images: Tensor, gradients: Tensor, into: Tensor) -> None:
@@ -117,6 +127,26 @@ def _times_b(d: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     torch.sub(even, odd, alpha=2, out=into[4])
     torch.add(even, d[0] - d[2], alpha=4, out=into[0])
     torch.sub(d[5] - d[3], odd, alpha=4, out=into[5])
+
+
+def _times_b_turned(m: Sequence[Tensor], into: Sequence[Tensor], dim: int) -> None:
+    """B m, along one direction, in which ``dim`` counts the tiles.
+
+    Its rows are 4 m0, -4 (m1 - m2) - 2 (m3 - m4) + 4 m5, -5 m0 - 4 (m1 + m2) - (m3 + m4),
+    (m1 - m2) + 2 (m3 - m4) - 5 m5, m0 + (m1 + m2) + (m3 + m4) and m5. The first lies on the previous tile's fifth, the
+    last on the next one's second.
+    """
+    tiles = m[0].shape[dim] - 1
+    one, two = m[1] - m[2], m[3] - m[4]
+    torch.add(one, two, alpha=2, out=into[2]).sub_(m[5], alpha=5)
+    one.add_(two, alpha=0.5)
+    torch.sub(m[5], one, out=into[0]).mul_(4)
+    into[0].narrow(dim, 1, tiles).add_(m[5].narrow(dim, 0, tiles))
+    torch.add(m[1], m[2], out=one).add_(m[0])
+    torch.add(m[3], m[4], out=two)
+    torch.add(one, two, out=into[3])
+    into[3].narrow(dim, 0, tiles).add_(m[0].narrow(dim, 1, tiles), alpha=4)
+    torch.neg(two.add_(one, alpha=4).add_(m[0]), out=into[1])
 
 
 def _times_a(m: Sequence[Tensor], into: Sequence[Tensor]) -> None:
