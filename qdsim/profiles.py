@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qdsim.config import Job
 
 LAPTOP_SWEEPS: dict[str, list[Any]] = {
-    "synthetic.finetune": [0, 2, 5, 10],
+    "synthetic.finetune": [0, 1, 2, 4],
     "synthetic.scale": [10, 100, 1000],
     "partition.alpha": [0.1, 10.0],
 }
