@@ -38,7 +38,7 @@ def _draw(outcomes: pd.DataFrame) -> mpl_figure.Figure:
             axis.errorbar(
                 own.index,
                 own["mean"],
-                yerr=own["std"],  # none of one seed
+                yerr=style.spread(own["std"]),
                 color=style.METHOD_COLORS.get(method),
                 marker=style.METHOD_MARKERS.get(method, "o"),
                 label=style.method(method),

@@ -67,5 +67,6 @@ def _draw(outcomes: pd.DataFrame, where: str | None, oracle: float | None) -> mp
     right.set_xlabel("fine-tuning steps F")
     right.set_ylabel("gradients on real data\nper client")
     right.grid(visible=False, axis="x")
-    right.legend()
+    right.set_ylim(top=1.3 * (train + tuned).max())  # room for the legend above the bars
+    right.legend(loc="upper left", ncols=2)
     return drawn

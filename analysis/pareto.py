@@ -39,7 +39,7 @@ def _draw(outcomes: pd.DataFrame) -> mpl_figure.Figure:
         axes[1].set_ylabel("F-Set, points from Retrain-Or")
     for axis in axes:
         style.log_axis(axis, "x", "client compute until recovered (s)")
-        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}")
+        style.as_percent(axis.yaxis)
         axis.margins(0.12)
     style.legend(drawn, axes)
     return drawn

@@ -119,7 +119,7 @@ def _draw(points: pd.DataFrame, goal: float) -> mpl_figure.Figure:
         axis.axhline(goal, color=style.METHOD_COLORS["retrain"], lw=1, label="retraining")
         axis.axhspan(goal - 0.01, goal, color="#DDDDDD", zorder=0, label="1 point below")
         style.log_axis(axis, "x", f"speed-up against retraining ({name})")
-        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+        style.as_percent(axis.yaxis)
     axes[0].set_ylabel("R-Set accuracy (%)")
     style.legend(drawn, axes)
     return drawn

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -115,10 +116,20 @@ def legend(drawn: Figure, axes: Iterable[Axes]) -> None:
         drawn.legend(named.values(), named.keys(), loc="outside lower center", ncols=min(columns, len(named)))
 
 
+def as_percent(axis: Axis) -> None:
+    """Label fractions as percentages, with the digits that the ticks need: steps of 2.5 are not 2 and 3."""
+    axis.set_major_formatter(lambda value, _: f"{round(100 * value, 3) + 0.0:g}")
+
+
+def spread(deviations: pd.Series) -> pd.Series | None:
+    """Return standard deviations as error bars; none where every one is of a single seed."""
+    return deviations if deviations.notna().any() else None
+
+
 def percent_axis(axes: Axes, label: str) -> None:
     """Show fractions as percentages from 0 to 100."""
     axes.set_ylim(-0.02, 1.02)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+    as_percent(axes.yaxis)
     axes.set_ylabel(f"{label} (%)")
 
 

@@ -90,8 +90,8 @@ def accuracy_panel(
     """Draw R-Set accuracy after recovery against the swept values, another method's as a line, and the paper's."""
     means = outcomes.groupby("swept")["final.retain_accuracy"].agg(["mean", "std"])
     color = style.METHOD_COLORS["quickdrop"]
-    spread = means["std"]  # none of one seed
-    axes.errorbar(means.index, means["mean"], yerr=spread, marker="o", color=color, capsize=2, label="QuickDrop")
+    errors = style.spread(means["std"])
+    axes.errorbar(means.index, means["mean"], yerr=errors, marker="o", color=color, capsize=2, label="QuickDrop")
     if line is not None:
         axes.axhline(line, color=style.METHOD_COLORS[other], ls="--", lw=1, label=name)
     if where:
@@ -101,8 +101,6 @@ def accuracy_panel(
             [v for v, _ in known], [p for _, p in known], marker="o", facecolor="none", color="#777777", label="paper"
         )
     axes.margins(y=0.15)
-    least, most = axes.get_ylim()
-    digits = 0 if most - least > 0.05 else 1
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{digits}f}")
+    style.as_percent(axes.yaxis)
     axes.set_ylabel("R-Set accuracy (%)")
     axes.legend()
