@@ -12,7 +12,7 @@ plain functions on values. Ray only decides where ``client_step`` runs.
     config.py        Job: frozen, validated; profiles.py: named sets of overrides; methods.py: what each method can do
     data.py          data sets as uint8 arrays; partition.py: who holds which sample
     models.py        the paper's ConvNet as a function of its parameters; derivatives.py: its gradients, written out;
-                     winograd.py: wide convolutions with fewer multiplications; patches.py: the first block in one product
+                     winograd.py: wide convolutions with fewer multiplications; patches.py: the first block, one product
     clients.py       ClientState, its views Z_i; forgetting.py: requests and what they take away
     phases.py        Phase, ClientUpdate, Assignment
     algorithms/      one method a file, in the order of the paper's pseudo-code (torch only)

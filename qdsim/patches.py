@@ -112,8 +112,9 @@ def tangent(own: First, filters: Tensor) -> tuple[FirstTangent, Tensor]:
 def pixel_gradient(own: First, back: FirstBack, forth: FirstTangent, dg: Tensor) -> Tensor:
     """Return the tangent of ∂L/∂x from ``dg``, that of g.
 
-    It is d(∂L/∂z) wᵀ + ∂L/∂z vᵀ at each position, put together from the patches; both factors are sums of g or dg less
-    their means and of X times something.
+    It is d(∂L/∂z) wᵀ + ∂L/∂z vᵀ at each position, and then the patches are put together. With ∂L/∂z as in
+    :func:`backward`, d(∂L/∂z) = γ r (dg - mean dg - h mean(dg h)) - r mean(h dz) ∂L/∂z - γ r dh mean(g h)
+    - r h mean(γ g dh). Because h = X w r and dh = X d, all of it is g, dg, X and a constant, each times a small matrix.
     """
     flat = _flat(dg)
     w, r = own.w, own.r
