@@ -93,6 +93,9 @@ def labelled(summary: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     places = pd.DataFrame(ranks).sort_values(list(rows), kind="stable")
     summary = summary.loc[places.index]
     telling = [name for name in rows if name == "method" or summary[name].nunique() > 1]
+    words = [name for name in telling if name != "setting"]
+    if len(summary[words].drop_duplicates()) == len(summary[telling].drop_duplicates()):
+        telling = words  # a hash is only worth reading where nothing else tells rows apart
     labels = []
     for found in summary[telling].itertuples(index=False, name=None):
         named = [style.method(v) if name == "method" else str(v) for name, v in zip(telling, found, strict=True)]

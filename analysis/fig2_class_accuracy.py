@@ -1,5 +1,6 @@
 """Figure 2: accuracy of each class through unlearning and recovery; for any run, a panel for each method."""
 
+import textwrap
 from functools import partial
 
 import pandas as pd
@@ -14,6 +15,8 @@ from analysis.outputs import Figure
 JOB = "fig2_class_accuracy"
 TITLE = "Figure 2: accuracy of each class"
 AFTER = ("unlearn", "recover", "relearn")
+TITLE_LETTERS = 30
+"""What fits over a panel."""
 Spans = list[tuple[str, float, float]]
 """Phases with where they begin and end."""
 
@@ -78,7 +81,8 @@ def _draw(classes: pd.DataFrame) -> mpl_figure.Figure:
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     width = max(style.COLUMN_WIDTH, 2.3 * columns + 0.9)
-    drawn, axes = style.figure(width, 1.9 * rows + 0.7, rows, columns, sharey=True)
+    lines = max(len(textwrap.wrap(cell, TITLE_LETTERS)) for cell, _, _ in panels)
+    drawn, axes = style.figure(width, (1.9 + 0.15 * lines) * rows + 0.7, rows, columns, sharey=True)
     for place, (cell, asked, method) in enumerate(panels):
         axis = axes[place]
         own = served[(served["cell"] == cell) & (served["asked"] == asked) & (served["method"] == method)]
@@ -86,7 +90,7 @@ def _draw(classes: pd.DataFrame) -> mpl_figure.Figure:
         line, spans = timeline(classes[classes["cell"] == cell], phases)
         shade(axis, spans)
         plot_classes(axis, line, thick=_forgotten(asked))
-        axis.set_title(" · ".join(filter(None, (style.method(method), asked, cell))))
+        axis.set_title("\n".join([f"{style.method(method)} · {asked}", *textwrap.wrap(cell, TITLE_LETTERS)]))
         axis.set_xlabel("round after training")
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if place % columns == 0:

@@ -46,6 +46,7 @@ def _draw(train: pd.DataFrame, served: pd.DataFrame) -> mpl_figure.Figure:
                 own = own.assign(order=order).sort_values(["order", "round"])
                 name = style.method(method) if i == 0 else None
                 cost = own["client_compute_s"].cumsum()
+                cost = cost.where(cost > 0)  # FedEraser's first round costs no client anything: off a logarithmic axis
                 marker = style.METHOD_MARKERS.get(method, "o")
                 axis.plot(
                     cost,

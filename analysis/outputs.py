@@ -3,7 +3,7 @@
 import html
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from matplotlib import figure as mpl_figure
 from analysis import style
 
 MISSING = "—"
+PAGE_LETTERS, COLUMN_LETTERS, LABEL_LETTERS = 115, 55, 38
+"""What fits across a page, a column of a two-column paper, and a row's label of 6 cm, in LaTeX's small type."""
 
 
 class Missing(Exception):
@@ -81,9 +83,21 @@ class Table:
         return f"**{self.title}**\n\n{text}\n{notes}\n"
 
     def latex(self) -> str:
-        """Return a booktabs table that needs no package but booktabs."""
-        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(self.title)}}}"]
-        lines += [rf"\begin{{tabular}}{{ll{'r' * len(self.columns)}}}", r"\toprule"]
+        """Return a booktabs table that needs no package but booktabs; a wide one as several under each other."""
+        parts = self._parts()
+        fits = len(parts) == 1 and self._letters(self.columns) <= COLUMN_LETTERS
+        kind = "table" if fits else "table*"  # with a star it spans both columns of a paper
+        lines = [rf"\begin{{{kind}}}", r"\centering", r"\small", r"\setlength{\tabcolsep}{4pt}"]
+        lines.append(rf"\caption{{{_tex(self.title)}}}")
+        for part in parts:
+            lines += [*part._tabular(), r"\par\medskip"]
+        lines = lines[:-1] + [rf"% {line}" for note in self.notes for line in note.splitlines()]
+        return "\n".join([*lines, rf"\end{{{kind}}}"]) + "\n"
+
+    def _tabular(self) -> list[str]:
+        long = any(len(label) > LABEL_LETTERS for label in self.figures["row"].astype(str))
+        label = "p{6cm}" if long else "l"
+        lines = [rf"\begin{{tabular}}{{{label}l{'r' * len(self.columns)}}}", r"\toprule"]
         spans = self._spans()
         if any(group for group, _, _ in spans):
             heads = [rf"\multicolumn{{{last - first + 1}}}{{c}}{{{_tex(group)}}}" for group, first, last in spans]
@@ -92,13 +106,36 @@ class Table:
         head = [self.row_label, "", *(c.head for c in self.columns)]
         lines += [" & ".join(map(_tex, head)) + r" \\", r"\midrule"]
         lines += [" & ".join(map(_tex, row)) + r" \\" for row in self.lines()]
-        lines += [
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(rf"% {line}" for note in self.notes for line in note.splitlines()),
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
+        return [*lines, r"\bottomrule", r"\end{tabular}"]
+
+    def _parts(self) -> list["Table"]:
+        """Return tables of some of the columns each, a page wide; a group is cut only where it must be."""
+        pieces: list[list[Column]] = []
+        for _, first, last in self._spans():
+            group = list(self.columns[first : last + 1])
+            if pieces and self._letters([*pieces[-1], *group]) <= PAGE_LETTERS:
+                pieces[-1] += group
+                continue
+            pieces.append([])
+            for column in group:
+                if pieces[-1] and self._letters([*pieces[-1], column]) > PAGE_LETTERS:
+                    pieces.append([])
+                pieces[-1].append(column)
+        return [self._only(piece) for piece in pieces]
+
+    def _only(self, columns: Sequence[Column]) -> "Table":
+        kept = self.figures["column"].isin([column.key for column in columns])
+        return replace(self, columns=columns, figures=self.figures[kept])
+
+    def _letters(self, columns: Sequence[Column]) -> int:
+        """Return how wide these columns are in print, in letters; two more for the space between columns."""
+        part = self._only(columns)
+        rows = [[self.row_label, "", *(c.head for c in columns)], *part.lines()]
+        wide = [max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True)]
+        wide[0] = min(wide[0], LABEL_LETTERS)
+        for group, first, last in part._spans():  # a long name over narrow columns widens them
+            wide[2 + first] += max(0, len(group) + 2 - sum(wide[2 + first : 3 + last]))
+        return sum(wide)
 
     def html(self) -> str:
         """Return the table for the page."""

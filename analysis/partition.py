@@ -31,7 +31,7 @@ def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figu
 def _draw(counts: pd.DataFrame) -> mpl_figure.Figure:
     clients, classes = counts.shape
     written = clients <= WRITTEN_UP_TO and classes <= 10
-    drawn, (axis,) = style.figure(style.TEXT_WIDTH if written else 5.0, min(8.0, 1.2 + 0.22 * min(clients, 34)))
+    drawn, (axis,) = style.figure(style.TEXT_WIDTH if written else 5.0, max(2.2, min(8.0, 1.2 + 0.22 * clients)))
     values = counts.to_numpy(dtype=float)
     shown = np.where(values > 0, values, np.nan)
     picture = axis.imshow(shown, aspect="auto", cmap="viridis", norm=LogNorm(1, max(2.0, float(values.max()))))

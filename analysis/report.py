@@ -81,6 +81,11 @@ EVERY: dict[str, tuple[str, Make]] = {
     "round_time": ("Where the time of a round went", round_time.make),
 }
 """What every experiment gets."""
+SAME: dict[str, tuple[ModuleType, ...]] = {
+    "classes": (fig2_class_accuracy, fig4_sequential),
+    "membership": (fig3_membership,),
+}
+"""What the paper's own figure shows already, where an experiment is the one that it is of."""
 
 
 MOST_WORKERS = 4
@@ -130,6 +135,8 @@ def plan(results: Results) -> Report:
         if not own.runs["sound"].all():
             notes = [*notes, "not whole, see the end of the page"]
         for name, (label, make) in EVERY.items():
+            if _shown(name, own, paper):
+                continue
             try:
                 section.items += make(own, f"{stem}-{name}", f"{label}: {title}", notes)
             except Missing as error:
@@ -139,6 +146,12 @@ def plan(results: Results) -> Report:
         report.sections.append(section)
     _name_apart(report.sections)
     return report
+
+
+def _shown(name: str, own: Results, paper: Section) -> bool:
+    first = own.runs.iloc[0]
+    titles = {f"{m.TITLE} ({by_method.describe(first)})" for m in SAME.get(name, ()) if first["job"] == m.JOB}
+    return bool(first["sound"]) and any(item.title in titles for item in paper.items)
 
 
 def experiments(results: Results) -> list[tuple[str, str, Results]]:

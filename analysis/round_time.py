@@ -11,13 +11,13 @@ from analysis.outputs import Figure
 
 PARTS = {
     "compute": ("client steps", "#0072B2"),
-    "matching": ("of them matching", "#56B4E9"),
+    "matching": ("matching", "#56B4E9"),
     "moving": ("moving and waiting", "#E69F00"),
     "aggregation": ("aggregation", "#009E73"),
     "evaluation": ("evaluation", "#BBBBBB"),
 }
 NOTE = (
-    "mean over rounds; client steps: the least time that the steps take on the actors and slots there were; "
+    "mean over rounds; client steps and matching: the least time that they take on the actors and slots there were; "
     "moving and waiting: the rest of the time until the last update was there"
 )
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 METHODS = {
     "retrain": "Retrain-Or",
@@ -80,6 +80,8 @@ RC: dict[Any, Any] = {
 TEXT_WIDTH = 7.0
 COLUMN_WIDTH = 3.5
 """Inches, of a two-column paper."""
+NARROW = 0.7
+"""Decades below which 1, 2 and 5 may leave an axis with a single number."""
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
@@ -94,24 +96,29 @@ def log_axis(axes: Axes, which: str, label: str) -> None:
     """Make an axis logarithmic, with plain numbers as its labels and never two on each other."""
     axes.set(**{f"{which}scale": "log"})
     axis: Axis = getattr(axes, f"{which}axis")
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if _decades(axis) < 1.5 else (1.0,)))
+    decades = _decades(axis)
+    if decades < NARROW:
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 1.5 else (1.0,)))
     axis.set_major_formatter(lambda value, _: f"{value:g}" if value < 1e4 else f"{value:.0e}")
     axis.set_minor_formatter(NullFormatter())
     axis.set_label_text(label)
 
 
 def _decades(axis: Axis) -> float:
-    least, most = axis.get_data_interval()
+    least, most = axis.get_minpos(), axis.get_data_interval()[1]
     return math.log10(most / least) if 0 < least < most < math.inf else 0.0
 
 
 def legend(drawn: Figure, axes: Iterable[Axes]) -> None:
-    """Put one legend under the figure, as wide as it may be: every name that occurs in any panel, once."""
+    """Put one legend under the figure, as wide as it may be: every name that occurs in any panel once, phases first."""
     columns = max(2, int(drawn.get_figwidth() / 1.15))
     named: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
+    named = {label: named[label] for label in (*(p for p in PHASES if p in named), *named)}
     if named:
         drawn.legend(named.values(), named.keys(), loc="outside lower center", ncols=min(columns, len(named)))
 

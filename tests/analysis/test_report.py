@@ -15,9 +15,10 @@ import analysis
 from analysis import load, recovery_steps
 from analysis import report as reports
 from analysis.__main__ import app
-from analysis.outputs import Table
+from analysis.outputs import Figure, Table
 from qdsim import config
 from qdsim.stopping import SETTLED
+from tests.analysis import texts
 from tests.analysis.made import made_run
 from tests.analysis.test_recipes import RECIPES
 from tests.conftest import PROJECT
@@ -63,6 +64,21 @@ def test_every_figure_of_the_paper_is_there_and_is_a_picture(report):
             assert picture.height >= 225
             assert len(picture.convert("L").resize((64, 64)).getcolors()) > 5, f"{stem} is blank"
         assert (report / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_no_words_of_a_figure_lie_on_each_other_or_are_cut_off(all_jobs):
+    """Every figure of the report: titles, labels, ticks and legends, by their boxes on the canvas."""
+    items = [item for section in reports.plan(load(all_jobs)).sections for item in section.items]
+    figures = [item for item in items if isinstance(item, Figure)]
+    assert len(figures) > 50
+    assert [fault for figure in figures for fault in texts.faults(figure)] == []
+
+
+def test_no_figure_is_there_twice(report):
+    """Figures 2, 3 and 4 are those of their own jobs; another job has its own."""
+    for stem in ("fig2_class_accuracy-classes", "fig4_sequential-classes", "fig3_membership-membership"):
+        assert not (report / f"{stem}.png").exists()
+    assert (report / "table2_cifar10-classes.png").exists()
 
 
 def test_nothing_is_missing_when_all_jobs_were_run(report):
@@ -239,12 +255,12 @@ def test_two_settings_of_a_job_are_two_tables(tmp_path):
 
 
 def test_one_run_alone_gets_a_table_curves_classes_and_the_page(all_jobs, tmp_path):
-    """Whatever the job: here one that feeds a single figure of the paper."""
-    run = next(all_jobs.glob("fig2_class_accuracy-*"))
+    """Whatever the job: here one that feeds a single table of the paper."""
+    run = next(all_jobs.glob("table6_overhead-*"))
     ended = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path)])
     assert ended.exit_code == 0
     for name in ("result.csv", "result.tex", "result.md", "curves.png", "classes.png", "partition.png"):
-        assert (tmp_path / f"fig2_class_accuracy-{name}").exists(), name
+        assert (tmp_path / f"table6_overhead-{name}").exists(), name
     assert (tmp_path / "index.html").exists()
     assert "not made: Table 2: class-level unlearning; it needs qdsim run jobs/table2_cifar10.toml" in ended.output
 
@@ -323,8 +339,11 @@ def test_latex_is_booktabs_and_escaped(report):
     text = (report / "table2_cifar10.tex").read_text(encoding="utf-8")
     for word in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr)", r"\multicolumn"):
         assert word in text
+    for tabular in text.split(r"\begin{tabular}")[1:]:
+        body = [line for line in tabular.splitlines() if line.endswith(r"\\")]
+        assert len(body) > 3
+        assert len({line.count("&") for line in body[1:]}) == 1
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert len({line.count("&") for line in body[1:]}) == 1
     assert all(not re.search(r"(?<!\\)[%_#]", line) for line in body)
 
 
