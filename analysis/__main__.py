@@ -46,7 +46,8 @@ def report(
     for problem in planned.problems:
         errors.print(problem, markup=False)
     tables, figures = reports.count(planned.sections)
-    console.print(f"{tables} tables and {figures} figures from {len(results.runs)} runs", markup=False)
+    runs_said = f"{len(results.runs)} run{'' if len(results.runs) == 1 else 's'}"
+    console.print(f"{tables} tables and {figures} figures from {runs_said}", markup=False)
     for title, fix in planned.missing:
         console.print(f"not made: {title}; it needs {fix}", markup=False)
     console.print(f"{out / 'index.html'}", markup=False)
