@@ -16,6 +16,8 @@ from analysis import style
 MISSING = "—"
 PAGE_LETTERS, COLUMN_LETTERS, LABEL_LETTERS = 115, 55, 38
 """What fits across a page, a column of a two-column paper, and a row's label of 6 cm, in LaTeX's small type."""
+PAGE_LINES = 60
+"""What fits on a page, rules among them."""
 
 
 class Missing(Exception):
@@ -83,16 +85,26 @@ class Table:
         return f"**{self.title}**\n\n{text}\n{notes}\n"
 
     def latex(self) -> str:
-        """Return a booktabs table that needs no package but booktabs; a wide one as several under each other."""
+        """Return a booktabs table that needs no package but booktabs.
+
+        Of a wide one, parts stand under each other; where they are more than a page is long, it goes on in another.
+        """
         parts = self._parts()
         fits = len(parts) == 1 and self._letters(self.columns) <= COLUMN_LETTERS
         kind = "table" if fits else "table*"  # with a star it spans both columns of a paper
-        lines = [rf"\begin{{{kind}}}", r"\centering", r"\small", r"\setlength{\tabcolsep}{4pt}"]
-        lines.append(rf"\caption{{{_tex(self.title)}}}")
-        for part in parts:
-            lines += [*part._tabular(), r"\par\medskip"]
-        lines = lines[:-1] + [rf"% {line}" for note in self.notes for line in note.splitlines()]
-        return "\n".join([*lines, rf"\end{{{kind}}}"]) + "\n"
+        floats: list[list[str]] = []
+        for tabular in (part._tabular() for part in parts):
+            if floats and len(floats[-1]) + len(tabular) < PAGE_LINES:
+                floats[-1] += [r"\par\medskip", *tabular]
+            else:
+                floats.append(tabular)
+        notes = [rf"% {line}" for note in self.notes for line in note.splitlines()]
+        lines = []
+        for i, tabulars in enumerate(floats):
+            caption = _tex(self.title) + (", continued" if i else "")
+            lines += [rf"\begin{{{kind}}}", r"\centering", r"\small", r"\setlength{\tabcolsep}{4pt}"]
+            lines += [rf"\caption{{{caption}}}", *tabulars, *([] if i else notes), rf"\end{{{kind}}}"]
+        return "\n".join(lines) + "\n"
 
     def _tabular(self) -> list[str]:
         long = any(len(label) > LABEL_LETTERS for label in self.figures["row"].astype(str))

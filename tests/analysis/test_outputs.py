@@ -41,6 +41,14 @@ def test_a_group_wider_than_a_page_is_cut():
     assert text.count("{c}{a}") == 2
 
 
+def test_a_table_longer_than_a_page_goes_on_in_another():
+    """A part has 8 lines of rules, heads and ends and 3 of its row, and a gap before it: five are 59 of 60."""
+    text = table(dict.fromkeys("abcdef", 4)).latex()
+    floats = text.split(r"\begin{table*}")[1:]
+    assert [f.count(r"\begin{tabular}") for f in floats] == [5, 1]
+    assert [", continued" in f for f in floats] == [False, True]
+
+
 def test_a_narrow_table_stays_in_its_column_of_the_paper():
     """11 + 12 + 22 letters of the column's 55."""
     assert table({"a": 1}).latex().startswith("\\begin{table}\n")
