@@ -22,7 +22,8 @@ def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figu
     served = rounds[rounds["phase"].isin(AFTER) & (rounds["method"] != "shared")]
     served, shown = by_method.first_of(served, "cell", "asked")
     train = rounds[rounds["phase"] == "train"]
-    return [Figure(stem, title, partial(_draw, train, served), ["each seed a line", *shown, *notes])]
+    free = ["a line begins at its first round with a cost"] if (served["client_compute_s"] == 0).any() else []
+    return [Figure(stem, title, partial(_draw, train, served), ["each seed a line", *free, *shown, *notes])]
 
 
 def _draw(train: pd.DataFrame, served: pd.DataFrame) -> mpl_figure.Figure:
