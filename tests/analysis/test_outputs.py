@@ -3,6 +3,7 @@
 from functools import partial
 
 import pandas as pd
+import pytest
 
 from analysis import by_method, style
 from analysis.outputs import Column, Figure, Table
@@ -66,6 +67,19 @@ def test_a_hash_is_in_a_label_only_where_nothing_else_tells_rows_apart():
     assert list(by_method.labelled(jobs, rows)["row"]) == ["a · Retrain-Or", "b · Retrain-Or"]
     settings = jobs.assign(job="a")
     assert list(by_method.labelled(settings, rows)["row"]) == ["0f · Retrain-Or", "1e · Retrain-Or"]
+
+
+def _costs(width, values):
+    drawn, (axis,) = style.figure(width, 1.9)
+    axis.plot(values, range(len(values)))
+    style.log_axis(axis, "x", "s")
+    return drawn
+
+
+@pytest.mark.parametrize(("width", "values"), [(2.6, (0.0, 0.05, 220.0)), (1.9, (0.24, 0.34)), (1.9, (0.2871,))])
+def test_numbers_of_a_logarithmic_axis_never_lie_on_each_other(width, values):
+    """A cost of nothing does not count for the range, which is then 3.6 decades; a narrow range; a single point."""
+    assert texts.faults(Figure("costs", "", partial(_costs, width, values))) == []
 
 
 def _drawn(title):
