@@ -10,7 +10,7 @@ from qdsim.phases import Assignment
 from qdsim.ray_actors import Home
 from qdsim.results import read_manifest
 from qdsim.verify import difference
-from tests.runs import run
+from tests.runs import run, table
 
 SETTINGS = {"train": {"participation": 0.8}}
 PACKED = {"clients_per_actor": 5}
@@ -93,7 +93,11 @@ def test_where_a_lost_clients_state_is_found():
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_node_that_is_lost_in_mid_round(tmp_path, undisturbed):
-    """Two nodes, half of the clients on each: one is removed while a round is going on; the other takes them over."""
+    """Two nodes, half of the clients on each: one is removed while a round is going on; the other takes them over.
+
+    Each step of round 2 takes 2 s longer. Eight of ten clients take part, so that at least three are on each node, and
+    once the first is done the node that goes has work for 4 s or more: twice what it takes to see that it is gone.
+    """
     from ray.cluster_utils import Cluster
 
     config = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 3}
@@ -102,20 +106,26 @@ def test_a_node_that_is_lost_in_mid_round(tmp_path, undisturbed):
     cluster = Cluster(initialize_head=True, head_node_args=args)
     try:
         worker = cluster.add_node(num_cpus=2, object_store_memory=100 * 2**20)
-        nodes, notes = set(), []
+        done_then, notes = [], []
 
         def watch(event):
             if event.note:
                 notes.append(event.note)
-            if event.phase == "train" and event.round_number == 2 and event.clients_done >= 1 and not nodes:
-                nodes.add("removed")
+            if event.phase == "train" and event.round_number == 2 and event.clients_done >= 1 and not done_then:
+                done_then.append(event.clients_done)
                 cluster.remove_node(worker, allow_graceful=False)
 
-        found = run(tmp_path, engine="ray", address=cluster.address, cluster=PACKED, emit=watch, **SETTINGS)
+        slow = [f"slow client {i} by 2 at train:2" for i in range(10)]
+        on_ray = {"engine": "ray", "address": cluster.address, "cluster": PACKED}
+        found = run(tmp_path, emit=watch, chaos=slow, **on_ray, **SETTINGS)
     finally:
         cluster.shutdown()
-    assert nodes, "the node was removed in round 2"
-    assert any("was lost" in note for note in notes)
+    assert 1 <= done_then[0] < 8, "the node was removed in the middle of round 2"
+    clients = table(found, "clients")
+    in_training = clients[clients.phase == "train"].groupby("round").node_id.nunique()
+    assert in_training[1] == 2, "both nodes had clients"
+    assert in_training[3] == 1, "one node has all of them"
+    assert any("its actor was lost" in note for note in notes)
     assert difference(undisturbed, found) is None
 
 

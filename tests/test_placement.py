@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import threading
 import time
 import urllib.request
 
@@ -55,10 +54,18 @@ def test_the_advised_change_works(cluster_address, tmp_path):
 
 
 @pytest.mark.ray
-def test_room_that_others_hold_is_waited_for_until_the_time_is_up(cluster_address, tmp_path):
+def test_room_that_others_hold_is_waited_for_until_the_time_is_up(cluster_address, tmp_path, monkeypatch):
     """Somebody holds both GPUs: two seconds later the run gives up and says what is free; Ctrl-C ends a longer wait."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
+
+    monkeypatch.setattr("qdsim.ray_placement.SAY_EVERY_S", 1.0)
+    said = []
+
+    def interrupt(event):
+        if event.note and not said:
+            said.append(event.note)
+            os.kill(os.getpid(), signal.SIGINT)
 
     ray.init(address=cluster_address, namespace="others")
     held = placement_group([{"GPU": 2}], lifetime="detached", name="held")
@@ -68,9 +75,9 @@ def test_room_that_others_hold_is_waited_for_until_the_time_is_up(cluster_addres
         impatient = {"placement_timeout_s": 2.0}
         with pytest.raises(CannotPlace, match=r"free after 2 s \(cluster\.placement_timeout_s\); wait for other jobs"):
             run(tmp_path, engine="ray", address=cluster_address, cluster=impatient)
-        threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(Interrupted):
-            run(tmp_path / "patient", engine="ray", address=cluster_address, cluster=PATIENT)
+            run(tmp_path / "patient", engine="ray", address=cluster_address, cluster=PATIENT, emit=interrupt)
+        assert re.match(r"waiting for room for .+ free, giving up in \d+ s", said[0])
         assert read_manifest(next((tmp_path / "patient").iterdir()))["state"] == "interrupted"
     finally:
         ray.init(address=cluster_address, namespace="others")
