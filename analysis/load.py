@@ -19,10 +19,10 @@ import pandas as pd
 import pyarrow as pa
 
 from qdsim.errors import BadInput
-from qdsim.results import part_files, read_manifest, read_part, runs_in
-from qdsim.storage import Folder, folder
-from qdsim.summary import asked_names
-from qdsim.tables import COLUMNS, SCHEMA_VERSION
+from qdsim.store.run_directory import part_files, read_manifest, read_part, runs_in
+from qdsim.store.storage import Folder, folder
+from qdsim.store.summary import asked_names
+from qdsim.store.tables import COLUMNS, SCHEMA_VERSION
 
 ADDED = ("job", "dataset", "setting", "partition", "asked")
 PHASES = ("train", "finetune", "unlearn", "recover", "relearn")

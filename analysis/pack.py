@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from analysis.load import read_tables
 from qdsim.errors import BadInput
-from qdsim.results import read_manifest
-from qdsim.tables import schema
+from qdsim.store.run_directory import read_manifest
+from qdsim.store.tables import schema
 
 PRIVATE = ("host", "system", "root", "earlier")
 """Keys of a manifest that say where a run was made rather than what it was."""

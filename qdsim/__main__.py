@@ -1,6 +1,6 @@
 """``python -m qdsim``."""
 
-from qdsim.cli import main
+from qdsim.cli.commands import main
 
 if __name__ == "__main__":
     main()

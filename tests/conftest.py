@@ -17,10 +17,11 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ.pop("RAY_ADDRESS", None)
 os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}  # of the object store that tests start
 
-from qdsim.clients import ClientState
-from qdsim.data import Pixels
-from qdsim.models import ConvNet
-from qdsim.phases import Assignment, Compute
+from qdsim.algorithms.phase import Assignment
+from qdsim.data.clients import ClientState
+from qdsim.data.datasets import Pixels
+from qdsim.models.compute import Compute
+from qdsim.models.convnet import ConvNet
 
 PROJECT = Path(__file__).parent.parent
 LONGEST = ("test_three_hosts", "test_ray", "test_faults", "analysis/test_report", "test_storage", "test_crash")

@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    from qdsim.verify import difference
+    from qdsim.store.verify import difference
 
     draws = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:

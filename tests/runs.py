@@ -6,9 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from qdsim import config, launch
-from qdsim.chaos import Fault
-from qdsim.progress import Progress
+from qdsim.cli import launch
+from qdsim.experiment import config
+from qdsim.experiment.progress import Progress
+from qdsim.federation.chaos import Fault
 
 TINY: dict[str, Any] = {
     "name": "tiny",

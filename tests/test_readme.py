@@ -5,7 +5,8 @@ import shlex
 import tomllib
 from itertools import pairwise
 
-from qdsim import config, tables
+from qdsim.experiment import config
+from qdsim.store import tables
 from tests.conftest import PROJECT
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")

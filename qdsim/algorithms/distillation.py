@@ -17,15 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qdsim import derivatives
-from qdsim import params as P
 from qdsim.algorithms.local_sgd import batches, class_gradients, make_update, micro_batches, summed_gradient
-from qdsim.clients import ClientState, SyntheticSet
+from qdsim.algorithms.phase import Assignment, ClientUpdate
+from qdsim.algorithms.settings import Distillation
 from qdsim.clocks import Stopwatch
+from qdsim.data.clients import ClientState, SyntheticSet
 from qdsim.errors import Diverged
-from qdsim.hyper import Distillation
-from qdsim.params import Params
-from qdsim.phases import Assignment, ClientUpdate, Compute
+from qdsim.models import params as P
+from qdsim.models.compute import Compute
+from qdsim.models.fast import derivatives
+from qdsim.models.params import Params
 
 DISTANCE_EPS = 1e-6
 LARGEST_PIXEL = 1e6

@@ -6,19 +6,18 @@ Departures from the paper: none. The mean of the models is formed as θ + Σ |Z_
 over the round's participants.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from qdsim import params as P
 from qdsim.algorithms import local_sgd
-from qdsim.forgetting import Branch, View
-from qdsim.hyper import Hyper, Stage
-from qdsim.params import Params
-from qdsim.phases import Assignment, Phase, Updates
-from qdsim.stopping import FORGOT, RECOVERED, RELEARNT, Rule
+from qdsim.algorithms.phase import Assignment, Phase, Updates
+from qdsim.algorithms.settings import Hyperparameters, Stage
+from qdsim.algorithms.stopping import FORGOT, RECOVERED, RELEARNT, Rule
+from qdsim.data.forgetting import Branch, View
+from qdsim.models import params as P
+from qdsim.models.params import Params
 
 
 def select(sizes: np.ndarray, names: Assignment, *, participation: float) -> list[int]:
@@ -54,13 +53,21 @@ def forgot(branch: Branch) -> Rule | None:
     return None if branch.forget.clients else FORGOT
 
 
-def recover(hyper: Hyper, branch: Branch, rounds: int) -> Phase:
+def recover(hyper: Hyperparameters, branch: Branch, rounds: int) -> Phase:
     """Recovery of the baselines: rounds of training as it was, on D without what is gone (Algorithm 1)."""
-    stage = replace(hyper.train, rounds=rounds, stop=hyper.recover.stop)
+    as_trained = hyper.train
+    stage = Stage(
+        rounds,
+        as_trained.steps,
+        as_trained.batch_size,
+        as_trained.lr,
+        as_trained.participation,
+        hyper.recover.stop,
+    )
     return phase("recover", stage, View("real", without=branch.gone), RECOVERED)
 
 
-def relearn(hyper: Hyper, branch: Branch) -> Phase:
+def relearn(hyper: Hyperparameters, branch: Branch) -> Phase:
     """Relearning of the baselines: descent on D_f (§4.7), or on all that was not forgotten before."""
-    only = None if hyper.relearn_mixed else branch.forget
+    only = None if hyper.relearn.data == "mixed" else branch.forget
     return phase("relearn", hyper.relearn, View("real", only=only, without=branch.earlier), RELEARNT)

@@ -23,14 +23,16 @@ from itertools import chain
 import numpy as np
 import torch
 
-from qdsim import params as P
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.clients import ClientState
-from qdsim.forgetting import Branch, View
-from qdsim.history import History, Recorded
-from qdsim.hyper import Hyper, Stage
-from qdsim.params import Params
-from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
+from qdsim.algorithms.history import History, Recorded
+from qdsim.algorithms.methods import FedEraser
+from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase, Updates
+from qdsim.algorithms.settings import Hyperparameters, Stage
+from qdsim.data.clients import ClientState
+from qdsim.data.forgetting import Branch, View
+from qdsim.models import params as P
+from qdsim.models.compute import Compute
+from qdsim.models.params import Params
 
 EPS = 1e-12
 NO_UPDATE = 1e-8
@@ -42,9 +44,9 @@ def retained_rounds(rounds: int, interval: int) -> list[int]:
     return [1 + j * interval for j in range(max(1, rounds // interval))]
 
 
-def uses_stored_first(hyper: Hyper, branch: Branch) -> bool:
+def uses_stored_first(settings: FedEraser, branch: Branch) -> bool:
     """Tell whether round 1 applies the stored updates: they know nothing of a client that is left out."""
-    wanted = hyper.federaser.first_round
+    wanted = settings.first_round
     return not branch.gone.classes if wanted == "auto" else wanted == "stored"
 
 
@@ -111,16 +113,15 @@ def calibrated_update(fresh: Params, stored: dict[str, float], norm: str) -> Par
     return {name: tensor * scale[name] for name, tensor in fresh.items()}
 
 
-def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: FedEraser, branch: Branch, history: History) -> list[Phase]:
     """Replay from θ_0, recover on what is left, relearn."""
-    settings = hyper.federaser
     retain = View("real", without=branch.gone)
     steps = math.ceil(round(settings.calibration * hyper.train.steps, 9))  # 0.28 of 50 is 14
     # how many rounds training took is known afterwards only, where a convergence rule ended it
     trained = len(history.rounds) or hyper.train.rounds
     rounds = len(retained_rounds(trained, settings.interval))
     stage = replace(hyper.train, rounds=rounds, steps=steps, stop="rounds")
-    interval, stored_first = settings.interval, uses_stored_first(hyper, branch)
+    interval, stored_first = settings.interval, uses_stored_first(settings, branch)
     replay = replace(
         fedavg.phase("unlearn", stage, retain),
         select=partial(select, history=history, interval=interval, stored_first=stored_first),
@@ -138,10 +139,10 @@ def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
     return [replay, fedavg.recover(hyper, branch, settings.recover_rounds), fedavg.relearn(hyper, branch)]
 
 
-def storage_bytes(hyper: Hyper, branch: Branch, history: History) -> tuple[int, int]:
+def storage_bytes(hyper: Hyperparameters, settings: FedEraser, branch: Branch, history: History) -> tuple[int, int]:
     """What the server keeps for this request, and by the paper's accounting (every update of a retained round)."""
-    rounds = retained_rounds(len(history.rounds), hyper.federaser.interval)
-    return history.storage_bytes(rounds, whole_first=uses_stored_first(hyper, branch))
+    rounds = retained_rounds(len(history.rounds), settings.interval)
+    return history.storage_bytes(rounds, whole_first=uses_stored_first(settings, branch))
 
 
 def _training_names(names: Assignment, interval: int) -> Assignment:

@@ -22,14 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qdsim import params as P
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.clients import ClientState
-from qdsim.forgetting import Branch, View
-from qdsim.history import History
-from qdsim.hyper import Fump, Hyper, Stage
-from qdsim.params import Params
-from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
+from qdsim.algorithms.history import History
+from qdsim.algorithms.methods import Fump
+from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase, Updates
+from qdsim.algorithms.settings import Hyperparameters, Stage
+from qdsim.data.clients import ClientState
+from qdsim.data.forgetting import Branch, View
+from qdsim.models import params as P
+from qdsim.models.compute import Compute
+from qdsim.models.params import Params
 
 OF_CHANNEL = ("conv{}.weight", "conv{}.bias", "norm{}.weight", "norm{}.bias")
 """All that a channel's output depends on in its block."""
@@ -152,9 +154,8 @@ def recover_server_step(params: Params, updates: Updates, names: Assignment) -> 
     return hold(fedavg.server_step(params, updates, names), pruned(params))
 
 
-def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: Fump, branch: Branch, history: History) -> list[Phase]:
     """One round of statistics and pruning, then recovery; relearning is not possible."""
-    settings = hyper.fump
     everything = View("real", without=branch.earlier)
     stage = replace(hyper.train, rounds=1, participation=1.0, stop="rounds")
     (target,) = branch.forget.classes

@@ -18,15 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qdsim import derivatives
-from qdsim import params as P
-from qdsim.clients import ClientState
+from qdsim.algorithms.phase import Assignment, ClientUpdate
+from qdsim.algorithms.settings import Stage
 from qdsim.clocks import Stopwatch
+from qdsim.data.clients import ClientState
+from qdsim.data.forgetting import View
 from qdsim.errors import Diverged
-from qdsim.forgetting import View
-from qdsim.hyper import Stage
-from qdsim.params import Params
-from qdsim.phases import Assignment, ClientUpdate, Compute
+from qdsim.models import params as P
+from qdsim.models.compute import Compute
+from qdsim.models.fast import derivatives
+from qdsim.models.params import Params
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 """Logits and labels to the summed loss."""

@@ -18,18 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qdsim import params as P
 from qdsim.algorithms import fedavg, local_sgd
 from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, learnt, match
+from qdsim.algorithms.history import History
 from qdsim.algorithms.local_sgd import batches, class_gradients, make_update
-from qdsim.clients import ClientState
+from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase, Updates
+from qdsim.algorithms.settings import Distillation, Hyperparameters, Stage
+from qdsim.algorithms.stopping import RECOVERED, RELEARNT, TRAINED
 from qdsim.clocks import Stopwatch
-from qdsim.forgetting import Branch, View
-from qdsim.history import History
-from qdsim.hyper import Distillation, Hyper, Stage
-from qdsim.params import Params
-from qdsim.phases import Assignment, ClientUpdate, Compute, Phase, Updates
-from qdsim.stopping import RECOVERED, RELEARNT, TRAINED
+from qdsim.data.clients import ClientState
+from qdsim.data.forgetting import Branch, View
+from qdsim.models import params as P
+from qdsim.models.compute import Compute
+from qdsim.models.params import Params
 
 
 def train(
@@ -88,7 +89,7 @@ def synthetic_rows(
     return {c: chosen for c, chosen in found.items() if len(chosen)}
 
 
-def training(hyper: Hyper) -> list[Phase]:
+def training(hyper: Hyperparameters) -> list[Phase]:
     """Steps 1 and 2 of the workflow: train and distil; fine-tune where F > 0, one fresh network a round."""
     view = View("real")
     distillation = hyper.synthetic
@@ -104,16 +105,16 @@ def training(hyper: Hyper) -> list[Phase]:
     return found
 
 
-def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: None, branch: Branch, history: History) -> list[Phase]:
     """Steps 3 to 5 of the workflow for one request."""
     forget = View("synthetic", only=branch.forget, without=branch.earlier)
-    retain = View("augmented" if hyper.augment else "synthetic", without=branch.gone)
+    retain = View("augmented" if hyper.recover.augment else "synthetic", without=branch.gone)
     ascend = partial(local_sgd.run, stage=hyper.unlearn, view=forget, ascend=True, max_loss=hyper.max_loss)
     mixed = View("synthetic", without=branch.earlier)
     return [
         replace(fedavg.phase("unlearn", hyper.unlearn, forget, fedavg.forgot(branch)), client_step=ascend),
         fedavg.phase("recover", hyper.recover, retain, RECOVERED),
-        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn_mixed else forget, RELEARNT),
+        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn.data == "mixed" else forget, RELEARNT),
     ]
 
 

@@ -7,14 +7,14 @@ from the θ_0 of training, and runs as many rounds as training did; relearning h
 from dataclasses import replace
 
 from qdsim.algorithms import fedavg
-from qdsim.forgetting import Branch, View
-from qdsim.history import History
-from qdsim.hyper import Hyper
-from qdsim.phases import Phase
-from qdsim.stopping import RETRAINED
+from qdsim.algorithms.history import History
+from qdsim.algorithms.phase import Phase
+from qdsim.algorithms.settings import Hyperparameters
+from qdsim.algorithms.stopping import RETRAINED
+from qdsim.data.forgetting import Branch, View
 
 
-def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: None, branch: Branch, history: History) -> list[Phase]:
     """FedAvg on D without D_f, by the clients that have anything left; then relearning, on real data (§4.7)."""
     retain = View("real", without=branch.gone)
     return [

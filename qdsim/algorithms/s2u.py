@@ -12,17 +12,19 @@ weight at 1, γ = (1 - β p_u) / (1 - p_u), so that the step neither grows nor s
 
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
-from qdsim import params as P
 from qdsim.algorithms import fedavg
-from qdsim.forgetting import Branch, View
-from qdsim.history import History
-from qdsim.hyper import Hyper
-from qdsim.params import Params
-from qdsim.phases import Assignment, Phase, Updates
-from qdsim.stopping import RETRAINED
+from qdsim.algorithms.history import History
+from qdsim.algorithms.methods import S2u
+from qdsim.algorithms.phase import Assignment, Phase, Updates
+from qdsim.algorithms.settings import Hyperparameters
+from qdsim.algorithms.stopping import RETRAINED
+from qdsim.data.forgetting import Branch, View
+from qdsim.models import params as P
+from qdsim.models.params import Params
 
 
 def select(sizes: np.ndarray, names: Assignment, *, participation: float, leavers: frozenset[int]) -> list[int]:
@@ -38,7 +40,7 @@ def server_step(
     *,
     leavers: frozenset[int],
     leaver_factor: float,
-    others_factor: float | None,
+    others_factor: float | Literal["auto"],
 ) -> Params:
     """θ ← θ + β p_u Δ_u + γ Σ p_k Δ_k, with p over the round's participants."""
     leaving = P.WeightedSum(params)
@@ -46,15 +48,14 @@ def server_step(
     for update in updates:
         (leaving if update.client_id in leavers else staying).add(update.num_samples, update.delta)
     total = leaving.weight + staying.weight
-    if others_factor is None:
+    if isinstance(others_factor, str):
         p_u = leaving.weight / total
         others_factor = (1 - leaver_factor * p_u) / (1 - p_u) if p_u < 1 else 1.0
     return P.add_sums(params, [(leaver_factor / total, leaving), (others_factor / total, staying)])
 
 
-def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: S2u, branch: Branch, history: History) -> list[Phase]:
     """Scaled rounds by everybody, then, where asked for, rounds without the leaver; then relearning."""
-    settings = hyper.s2u
     stage = replace(hyper.train, rounds=settings.rounds, stop=hyper.unlearn.stop)
     leavers = branch.forget.clients
     scaled = replace(

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.clients import ClientState
-from qdsim.forgetting import Branch, View
-from qdsim.history import History
-from qdsim.hyper import Hyper
-from qdsim.params import Params
-from qdsim.phases import ClientStep, ClientUpdate, Phase
+from qdsim.algorithms.history import History
+from qdsim.algorithms.methods import Sga
+from qdsim.algorithms.phase import ClientStep, ClientUpdate, Phase
+from qdsim.algorithms.settings import Hyperparameters
+from qdsim.data.clients import ClientState
+from qdsim.data.forgetting import Branch, View
+from qdsim.models.params import Params
 
 
 def bounded_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -40,17 +41,17 @@ def reflect(client: ClientState, params: Params, **settings: Any) -> tuple[Clien
     return client, update
 
 
-def phases(hyper: Hyper, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: Sga, branch: Branch, history: History) -> list[Phase]:
     """Unlearn on D_f, recover on the rest, relearn; all on real data."""
     forget = View("real", only=branch.forget, without=branch.earlier)
-    stage = replace(hyper.unlearn, rounds=hyper.sga.unlearn_rounds)
+    stage = replace(hyper.unlearn, rounds=settings.unlearn_rounds)
     steps: dict[str, ClientStep] = {
         "ascent": partial(local_sgd.run, stage=stage, view=forget, ascend=True, max_loss=hyper.max_loss),
         "reflect": partial(reflect, stage=stage, view=forget),
         "bounded": partial(local_sgd.run, stage=stage, view=forget, objective=bounded_loss),
     }
     return [
-        replace(fedavg.phase("unlearn", stage, forget, fedavg.forgot(branch)), client_step=steps[hyper.sga.mode]),
-        fedavg.recover(hyper, branch, hyper.sga.recover_rounds),
+        replace(fedavg.phase("unlearn", stage, forget, fedavg.forgot(branch)), client_step=steps[settings.mode]),
+        fedavg.recover(hyper, branch, settings.recover_rounds),
         fedavg.relearn(hyper, branch),
     ]

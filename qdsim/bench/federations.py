@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from qdsim import plan, ray_environment
-from qdsim.chaos import Chaos
-from qdsim.config import Job
-from qdsim.data import SHAPES, Dataset, Pixels
-from qdsim.federation import Executor, RoundResult, run_rounds
-from qdsim.hosts import Shard
-from qdsim.phases import Phase
-from qdsim.plan import Cell, SeedPlan
+from qdsim.algorithms.phase import Phase
+from qdsim.data.datasets import SHAPES, Dataset, Pixels
+from qdsim.experiment import plan
+from qdsim.experiment.config import Job
+from qdsim.experiment.plan import Cell, SeedPlan
+from qdsim.federation.chaos import Chaos
+from qdsim.federation.client_host import Shard
+from qdsim.federation.rounds import Executor, RoundResult, run_rounds
+from qdsim.ray_engine import environment
 
 SEED = 0
 DIGITS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
@@ -77,17 +78,17 @@ def _keep(phase: Phase) -> Any:
 @contextmanager
 def on_ray(wanted: Job, dataset: Dataset) -> Iterator[Federation]:
     """Start a local cluster and the job's actors for the duration of the block."""
-    ray_environment.prepare(None)  # before Ray is imported
+    environment.prepare(None)  # before Ray is imported
     import ray
 
-    from qdsim import ray_cluster, ray_crew
-    from qdsim.ray_executor import RayExecutor
+    from qdsim.ray_engine import cluster, worker_group
+    from qdsim.ray_engine.executor import RayExecutor
 
     planned = plan.make(wanted, dataset)
     cell, at = next(planned.federations())
-    with ray_cluster.connected(wanted.cluster, None):
+    with cluster.connected(wanted.cluster, None):
         refs = [ray.put(array) for array in (dataset.train_images, dataset.test_images, dataset.test_labels)]
-        crew = ray_crew.start(planned, "bench", refs, dataset.pixels, lambda _: None)
+        crew = worker_group.start(planned, "bench", refs, dataset.pixels, lambda _: None)
         executor = RayExecutor(planned, crew, Chaos([], Path()), lambda _: None)
         parts = zip(at.partition.indices, at.labels, strict=True)
         shards = [Shard(i, indices, labels) for i, (indices, labels) in enumerate(parts)]

@@ -2,9 +2,10 @@
 
 import torch
 
-from qdsim.clients import ClientState
-from qdsim.params import Params
-from qdsim.phases import Assignment, ClientUpdate, Compute
+from qdsim.algorithms.phase import Assignment, ClientUpdate
+from qdsim.data.clients import ClientState
+from qdsim.models.compute import Compute
+from qdsim.models.params import Params
 
 
 def step(

@@ -3,11 +3,11 @@
 from statistics import median
 
 from qdsim.algorithms import fedavg, quickdrop
+from qdsim.algorithms.phase import Phase
 from qdsim.bench.federations import Federation, job, like, noise, on_ray
 from qdsim.bench.rows import Found, Measured, Ratio
-from qdsim.data import Dataset
-from qdsim.forgetting import View
-from qdsim.phases import Phase
+from qdsim.data.datasets import Dataset
+from qdsim.data.forgetting import View
 
 NAME = "matching"
 ABOUT = "training with gradient matching against training without"

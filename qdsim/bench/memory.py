@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from qdsim.bench.rows import Found, Measured, Ratio
-from qdsim.data import SHAPES
+from qdsim.data.datasets import SHAPES
 from qdsim.errors import QdsimError
 
 NAME = "memory"

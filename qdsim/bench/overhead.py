@@ -9,7 +9,7 @@ from qdsim.algorithms import fedavg
 from qdsim.bench import flower, idle
 from qdsim.bench.federations import job, noise, on_ray
 from qdsim.bench.rows import Found, Measured, Ratio
-from qdsim.forgetting import View
+from qdsim.data.forgetting import View
 
 NAME = "overhead"
 ABOUT = "the time of a client update without any work, against Flower"

@@ -7,7 +7,7 @@ import numpy as np
 from qdsim.algorithms import fedavg
 from qdsim.bench.federations import job, noise, on_ray
 from qdsim.bench.rows import Found, Measured, Ratio
-from qdsim.forgetting import View
+from qdsim.data.forgetting import View
 
 NAME = "scaling"
 ABOUT = "cost of a round against clients and actors"

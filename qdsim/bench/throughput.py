@@ -9,8 +9,8 @@ from typing import Any
 from qdsim.algorithms import fedavg
 from qdsim.bench.federations import job, noise, on_ray
 from qdsim.bench.rows import Found, Measured, Ratio
-from qdsim.forgetting import View
-from qdsim.winograd import LEAST_CHANNELS
+from qdsim.data.forgetting import View
+from qdsim.models.fast.winograd import LEAST_CHANNELS
 
 NAME = "throughput"
 ABOUT = "plain FedAvg on Ray against a bare PyTorch loop"

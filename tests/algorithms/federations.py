@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from qdsim.forgetting import Branch, ForgetSet
-from qdsim.history import History
-from qdsim.phases import Assignment, ClientUpdate, Phase
+from qdsim.algorithms.history import History
+from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase
+from qdsim.data.forgetting import Branch, ForgetSet
 from tests.conftest import make_client, make_compute
 
 LABELS = {0: [0] * 9 + [1] * 4, 1: [1] * 3 + [2] * 8, 2: [0, 2, 2, 2]}

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qdsim.algorithms.distillation import DISTANCE_EPS
-from qdsim.models import ConvNet
-from qdsim.params import Params
+from qdsim.models.convnet import ConvNet
+from qdsim.models.params import Params
 
 
 def gradient(model: ConvNet, params: Params, images: Tensor, labels: Tensor) -> tuple[Tensor, Params]:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from qdsim import params as P
 from qdsim.algorithms import distillation
 from qdsim.algorithms.local_sgd import summed_gradient
+from qdsim.models import params as P
 from tests.algorithms.reference import distance
 from tests.algorithms.settings import PLAIN
 from tests.conftest import NAMES, make_client, make_compute

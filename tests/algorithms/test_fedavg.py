@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qdsim.algorithms import fedavg
-from qdsim.phases import ClientUpdate
+from qdsim.algorithms.phase import ClientUpdate
 from tests.conftest import NAMES
 
 

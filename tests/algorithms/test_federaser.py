@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qdsim import params as P
 from qdsim.algorithms import fedavg, federaser
-from qdsim.forgetting import Branch, ForgetSet, View
-from qdsim.history import History
-from qdsim.phases import Assignment
+from qdsim.algorithms.history import History
+from qdsim.algorithms.phase import Assignment
+from qdsim.data.forgetting import Branch, ForgetSet, View
+from qdsim.models import params as P
 from tests.algorithms.federations import (
     CLASS_2,
     CLIENT_1,
@@ -21,9 +21,9 @@ from tests.algorithms.federations import (
     run,
     start,
 )
-from tests.algorithms.settings import HYPER
+from tests.algorithms.settings import FEDERASER, HYPER
 
-EVERY_ROUND = replace(HYPER, federaser=replace(HYPER.federaser, interval=1, calibration=1.0, first_round="calibrated"))
+EVERY_ROUND = replace(FEDERASER, interval=1, calibration=1.0, first_round="calibrated")
 
 
 def trained(hyper=HYPER, rounds=3):
@@ -38,8 +38,7 @@ def test_with_nobody_removed_every_round_retained_and_r_1_it_repeats_training():
     """||U|| Û / ||Û|| = U when Û = U, up to the ε of 1e-12 in it; the same with the first round stored."""
     params, history, _ = trained()
     for first_round in ("calibrated", "stored"):
-        settings = replace(EVERY_ROUND.federaser, first_round=first_round)
-        replay = federaser.phases(replace(EVERY_ROUND, federaser=settings), NOBODY, history)[0]
+        replay = federaser.phases(HYPER, replace(EVERY_ROUND, first_round=first_round), NOBODY, history)[0]
         assert (replay.start, replay.stage.rounds, replay.stage.steps) == ("initial", 3, 4)
         assert largest_difference(run(replay, start(), NOBODY), params) < 1e-10
 
@@ -49,8 +48,7 @@ def test_lengths_alone_give_the_result_of_full_storage(norm):
     """Replay without client 1, with Ũ formed from the stored updates themselves: equal to 1e-12."""
     _, history, seen = trained()
     stored = {(1 + n // 3, u.client_id): u.delta for n, u in enumerate(seen)}
-    hyper = replace(EVERY_ROUND, federaser=replace(EVERY_ROUND.federaser, norm=norm))
-    replay = federaser.phases(hyper, CLIENT_1, history)[0]
+    replay = federaser.phases(HYPER, replace(EVERY_ROUND, norm=norm), CLIENT_1, history)[0]
     found = run(replay, start(), CLIENT_1)
     expected = start()
     for t in (1, 2, 3):
@@ -75,7 +73,7 @@ def length(tensor):
 def test_the_first_round_without_the_client_is_the_mean_of_the_others_stored_updates():
     """θ_0 + (13 U_0 + 4 U_2) / 17, and nobody computes anything."""
     _, history, seen = trained()
-    replay = federaser.phases(HYPER, CLIENT_1, history)[0]
+    replay = federaser.phases(HYPER, FEDERASER, CLIENT_1, history)[0]
     names = Assignment(0, "client:1", "unlearn", 1)
     assert replay.select(counts().sum(1), names) == []
     found = replay.server_step(start(), [], names)
@@ -86,7 +84,7 @@ def test_the_first_round_without_the_client_is_the_mean_of_the_others_stored_upd
 def test_class_level_calibrates_the_first_round_too():
     """Every stored update of round 1 has seen the class: all with anything left calibrate on what is left."""
     _, history, _ = trained()
-    replay = federaser.phases(HYPER, CLASS_2, history)[0]
+    replay = federaser.phases(HYPER, FEDERASER, CLASS_2, history)[0]
     sizes = replay.view.sizes(counts(), counts())
     assert sizes.tolist() == [13, 3, 1]
     assert replay.select(sizes, Assignment(0, "class:2", "unlearn", 1)) == [0, 1, 2]
@@ -116,7 +114,7 @@ def test_a_round_whose_participants_are_all_gone_changes_nothing():
     """Only client 1 took part in round 1, and client 1 is forgotten."""
     history = History()
     history.record(1, 1, 5, {name: torch.ones_like(tensor) for name, tensor in start().items()})
-    replay = federaser.phases(EVERY_ROUND, CLIENT_1, history)[0]
+    replay = federaser.phases(HYPER, EVERY_ROUND, CLIENT_1, history)[0]
     names = Assignment(0, "client:1", "unlearn", 1)
     assert replay.select(replay.view.sizes(counts(), counts()), names) == []
     assert largest_difference(replay.server_step(start(), [], names), start()) == 0
@@ -135,9 +133,12 @@ def test_storage_by_hand():
     """3 rounds of 3 clients, Δt = 2: round 1 alone is kept, 3 x 10 tensors x 8 bytes; nominally 3 whole updates."""
     _, history, _ = trained()
     model_bytes = P.size_bytes(start())
-    assert federaser.storage_bytes(HYPER, CLASS_2, history) == (3 * 10 * 8, 3 * model_bytes)
+    assert federaser.storage_bytes(HYPER, FEDERASER, CLASS_2, history) == (3 * 10 * 8, 3 * model_bytes)
     # at client level the first round's updates are kept whole as well
-    assert federaser.storage_bytes(HYPER, CLIENT_1, history) == (3 * 10 * 8 + 3 * model_bytes, 3 * model_bytes)
+    assert federaser.storage_bytes(HYPER, FEDERASER, CLIENT_1, history) == (
+        3 * 10 * 8 + 3 * model_bytes,
+        3 * model_bytes,
+    )
 
 
 def test_a_history_survives_being_stored():
@@ -151,5 +152,5 @@ def test_a_history_survives_being_stored():
 def test_after_a_class_was_forgotten_the_stored_round_is_not_used():
     """In a sequence class 2, then client 1: the stored updates hold class 2."""
     after = Branch("2:client:1", CLIENT_1.forget, earlier=ForgetSet(classes=frozenset([2])))
-    assert not federaser.uses_stored_first(HYPER, after)
-    assert federaser.uses_stored_first(HYPER, CLIENT_1)
+    assert not federaser.uses_stored_first(FEDERASER, after)
+    assert federaser.uses_stored_first(FEDERASER, CLIENT_1)

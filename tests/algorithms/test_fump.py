@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from qdsim.algorithms import fump
-from qdsim.forgetting import View
-from qdsim.history import History
-from qdsim.methods import DECLARED
+from qdsim.algorithms.history import History
+from qdsim.algorithms.methods import METHODS
+from qdsim.data.forgetting import View
 from tests.algorithms.federations import CLASS_2, COMPUTE, clients, largest_difference, run, start
-from tests.algorithms.settings import HYPER
+from tests.algorithms.settings import FUMP, HYPER
 from tests.conftest import NAMES
 
-TOP, BOTTOM = HYPER.fump, replace(HYPER.fump, side="bottom")
-PRUNE, RECOVER = fump.phases(HYPER, CLASS_2, History())
+TOP, BOTTOM = FUMP, replace(FUMP, side="bottom")
+PRUNE, RECOVER = fump.phases(HYPER, FUMP, CLASS_2, History())
 
 
 def test_scores_by_hand():
@@ -61,7 +61,7 @@ def test_a_second_request_prunes_others_and_a_layer_keeps_one_channel():
 
 
 def statistics(i, params, hook="activation"):
-    step = fump.phases(replace(HYPER, fump=replace(TOP, hook=hook)), CLASS_2, History())[0].client_step
+    step = fump.phases(HYPER, replace(TOP, hook=hook), CLASS_2, History())[0].client_step
     return step(clients()[i], params, names=NAMES, compute=COMPUTE)[1]
 
 
@@ -137,4 +137,4 @@ def test_masks_hold_even_against_a_step_that_would_regrow_them():
 def test_nothing_is_relearnt_and_no_client_is_forgotten():
     """Two phases, with the reasons for what is missing."""
     assert [(p.name, p.stage.rounds) for p in (PRUNE, RECOVER)] == [("unlearn", 1), ("recover", 4)]
-    assert set(DECLARED["fump"].reasons) == {"client", "relearn"}
+    assert set(METHODS["fump"].reasons) == {"client", "relearn"}

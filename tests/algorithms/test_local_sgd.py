@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qdsim import params as P
 from qdsim.algorithms import local_sgd
+from qdsim.algorithms.settings import Stage
+from qdsim.data.forgetting import View
 from qdsim.errors import Diverged
-from qdsim.forgetting import View
-from qdsim.hyper import Stage
-from qdsim.models import ConvNet
+from qdsim.models import params as P
+from qdsim.models.convnet import ConvNet
 from tests.conftest import NAMES, make_client, make_compute
 
 REAL = View("real")
@@ -20,15 +20,15 @@ REAL = View("real")
 
 def hand_client(pixel_bytes, labels):
     """Images of one pixel; with mean 0 and deviation 1/255 a byte b becomes the number b."""
-    from qdsim.clients import ClientState
-    from qdsim.data import Pixels
+    from qdsim.data.clients import ClientState
+    from qdsim.data.datasets import Pixels
 
     pool = np.array(pixel_bytes, dtype=np.uint8).reshape(-1, 1, 1, 1)
     return ClientState(0, pool, Pixels((0.0,), (1 / 255,)), np.arange(len(labels)), np.array(labels))
 
 
 def hand_run(sign_ascend, steps=1, max_loss=math.inf, w=0.0):
-    from qdsim.phases import Compute
+    from qdsim.models.compute import Compute
 
     client = hand_client([2, 2], [1, 1])
     stage = Stage(rounds=1, steps=steps, batch_size=8, lr=0.5, participation=1.0)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from qdsim import params as P
 from qdsim.algorithms import distillation, fedavg, local_sgd, quickdrop, retrain
-from qdsim.forgetting import Branch, ForgetSet, View
-from qdsim.history import History
-from qdsim.phases import Assignment
+from qdsim.algorithms.history import History
+from qdsim.algorithms.phase import Assignment
+from qdsim.data.forgetting import Branch, ForgetSet, View
+from qdsim.models import params as P
 from tests.algorithms.settings import HYPER, PLAIN, STAGE
 from tests.conftest import NAMES, make_client, make_compute
 
@@ -120,7 +120,7 @@ def labels_of(view, clients):
 def test_phases_of_a_class_request():
     """Unlearn on S^2 alone, recover on the rest with real samples beside, relearn on both or on S^2 alone."""
     clients = federation()
-    unlearn, recover, relearn = quickdrop.phases(HYPER, branch(), History())
+    unlearn, recover, relearn = quickdrop.phases(HYPER, None, branch(), History())
     assert [p.name for p in (unlearn, recover, relearn)] == ["unlearn", "recover", "relearn"]
     assert (unlearn.view.source, recover.view.source) == ("synthetic", "augmented")
     assert labels_of(unlearn.view, clients) == {2}
@@ -132,7 +132,9 @@ def test_phases_of_a_class_request():
         assert len(samples.synthetic) == len(client.synthetic.labels)
     assert unlearn.client_step.keywords["ascend"]
     assert unlearn.client_step.keywords["max_loss"] == 5.0
-    alone = quickdrop.phases(replace(HYPER, relearn_mixed=False), branch(), History())[2]
+    alone = quickdrop.phases(replace(HYPER, relearn=replace(HYPER.relearn, data="forget")), None, branch(), History())[
+        2
+    ]
     assert labels_of(alone.view, clients) == {2}
     assert alone.view.source == "synthetic"
 
@@ -141,9 +143,9 @@ def test_a_class_forgotten_earlier_stays_out_of_every_later_phase():
     """Class 0 went first: neither unlearning, recovery nor relearning for class 2 sees it again."""
     clients = federation()
     later = branch(earlier=ForgetSet(classes=frozenset([0])))
-    seen = [labels_of(phase.view, clients) for phase in quickdrop.phases(HYPER, later, History())]
+    seen = [labels_of(phase.view, clients) for phase in quickdrop.phases(HYPER, None, later, History())]
     assert seen == [{2}, {1}, {1, 2}]
-    assert labels_of(retrain.phases(HYPER, later, History())[0].view, clients) == {1}
+    assert labels_of(retrain.phases(HYPER, None, later, History())[0].view, clients) == {1}
 
 
 def test_a_client_request_concerns_one_client_then_all_others():
@@ -154,9 +156,9 @@ def test_a_client_request_concerns_one_client_then_all_others():
     def holders(phase):
         return [i for i, client in clients.items() if len(client.samples(phase.view))]
 
-    unlearn, recover, relearn = quickdrop.phases(HYPER, one, History())
+    unlearn, recover, relearn = quickdrop.phases(HYPER, None, one, History())
     assert (holders(unlearn), holders(recover), holders(relearn)) == ([1], [0, 2], [0, 1, 2])
-    again, relearn = retrain.phases(HYPER, one, History())
+    again, relearn = retrain.phases(HYPER, None, one, History())
     assert holders(relearn) == [0, 1, 2]
     assert relearn.start == "current"
     assert holders(again) == [0, 2]
@@ -167,8 +169,10 @@ def test_a_client_request_concerns_one_client_then_all_others():
 def test_recovery_mixes_real_and_synthetic_one_to_one():
     """|Z_i| doubles with augmentation; the real ones are those drawn at the beginning."""
     client = federation()[0]
-    plain = quickdrop.phases(replace(HYPER, augment=False), branch(), History())[1]
-    mixed = quickdrop.phases(HYPER, branch(), History())[1]
+    plain = quickdrop.phases(replace(HYPER, recover=replace(HYPER.recover, augment=False)), None, branch(), History())[
+        1
+    ]
+    mixed = quickdrop.phases(HYPER, None, branch(), History())[1]
     assert len(client.samples(plain.view)) * 2 == len(client.samples(mixed.view)) == 10
     real = client.samples(mixed.view).real
     assert set(real) <= set(client.synthetic.extra)

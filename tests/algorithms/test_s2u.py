@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from qdsim.algorithms import fedavg, s2u
-from qdsim.forgetting import View
-from qdsim.history import History
-from qdsim.methods import DECLARED
-from qdsim.phases import ClientUpdate
+from qdsim.algorithms.history import History
+from qdsim.algorithms.methods import METHODS
+from qdsim.algorithms.phase import ClientUpdate
+from qdsim.data.forgetting import View
 from tests.algorithms.federations import CLIENT_1, counts, largest_difference, run, start
-from tests.algorithms.settings import HYPER
+from tests.algorithms.settings import HYPER, S2U
 from tests.conftest import NAMES
 
 LEAVER = frozenset([1])
@@ -36,24 +36,23 @@ def test_the_scaled_mean_by_hand():
 def test_by_default_the_weights_still_add_up_to_one():
     """β = 0.1, p_u = 0.1: γ = (1 - 0.01) / 0.9 = 1.1; equal updates of 1 move θ by exactly 1."""
     ones = [update(i, n, 1.0) for i, n in ((0, 30), (1, 10), (2, 60))]
-    found = s2u.server_step(ZERO, ones, NAMES, leavers=LEAVER, leaver_factor=0.1, others_factor=None)
+    found = s2u.server_step(ZERO, ones, NAMES, leavers=LEAVER, leaver_factor=0.1, others_factor="auto")
     assert found["w"].item() == pytest.approx(1.0)
-    mixed = s2u.server_step(ZERO, UPDATES, NAMES, leavers=LEAVER, leaver_factor=0.1, others_factor=None)
+    mixed = s2u.server_step(ZERO, UPDATES, NAMES, leavers=LEAVER, leaver_factor=0.1, others_factor="auto")
     assert mixed["w"].item() == pytest.approx(0.1 * 0.1 * 8 + 1.1 * (0.3 - 0.6))
 
 
 def test_both_factors_one_is_fedavg():
     """Three rounds on three clients: the same model to 1e-12."""
-    hyper = replace(HYPER, s2u=replace(HYPER.s2u, rounds=3, leaver=1.0, others=1.0))
-    scaled = s2u.phases(hyper, CLIENT_1, History())[0]
+    settings = replace(S2U, rounds=3, leaver=1.0, others=1.0)
+    scaled = s2u.phases(HYPER, settings, CLIENT_1, History())[0]
     plain = fedavg.phase("unlearn", scaled.stage, View("real"))
     assert largest_difference(run(scaled, start(), CLIENT_1), run(plain, start(), CLIENT_1)) < 1e-12
 
 
 def test_a_leaver_that_counts_nothing_is_training_without_it():
     """β = 0 keeps the weight at 1, so two rounds equal FedAvg of the others."""
-    hyper = replace(HYPER, s2u=replace(HYPER.s2u, rounds=2, leaver=0.0))
-    scaled = s2u.phases(hyper, CLIENT_1, History())[0]
+    scaled = s2u.phases(HYPER, replace(S2U, rounds=2, leaver=0.0), CLIENT_1, History())[0]
     others = fedavg.phase("unlearn", scaled.stage, View("real", without=CLIENT_1.forget))
     assert largest_difference(run(scaled, start(), CLIENT_1), run(others, start(), CLIENT_1)) < 1e-12
 
@@ -69,7 +68,7 @@ def test_the_leaver_takes_part_in_every_round():
 
 def test_phases():
     """Everybody on their own real data; no recovery unless asked for; relearning possible, classes not."""
-    scaled, recover, relearn = s2u.phases(HYPER, CLIENT_1, History())
+    scaled, recover, relearn = s2u.phases(HYPER, S2U, CLIENT_1, History())
     assert scaled.view.sizes(counts(), counts()).tolist() == [13, 11, 4]
     assert (scaled.name, scaled.stage.rounds, recover.stage.rounds, relearn.name) == ("unlearn", 5, 0, "relearn")
-    assert set(DECLARED["s2u"].reasons) == {"class"}
+    assert set(METHODS["s2u"].reasons) == {"class"}

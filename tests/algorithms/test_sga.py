@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from qdsim.algorithms import local_sgd, sga
-from qdsim.forgetting import View
-from qdsim.history import History
+from qdsim.algorithms.history import History
+from qdsim.data.forgetting import View
 from tests.algorithms.federations import CLASS_2, CLIENT_1, COMPUTE, clients, counts, largest_difference, start
-from tests.algorithms.settings import HYPER, STAGE
+from tests.algorithms.settings import HYPER, SGA, STAGE
 from tests.conftest import NAMES
 
 ONE_STEP = replace(STAGE, steps=1, rounds=1)
@@ -18,7 +18,7 @@ ONE_STEP = replace(STAGE, steps=1, rounds=1)
 
 def test_rounds_and_participants():
     """2 + 2 rounds; holders of class 2 (clients 1 and 2) ascend; at client level client 1 alone."""
-    unlearn, recover, relearn = sga.phases(HYPER, CLASS_2, History())
+    unlearn, recover, relearn = sga.phases(HYPER, SGA, CLASS_2, History())
     assert [(p.name, p.stage.rounds) for p in (unlearn, recover, relearn)] == [
         ("unlearn", 2),
         ("recover", 2),
@@ -27,7 +27,7 @@ def test_rounds_and_participants():
     assert unlearn.view.sizes(counts(), counts()).tolist() == [0, 8, 3]
     assert recover.view.sizes(counts(), counts()).tolist() == [13, 3, 1]
     assert recover.view.source == "real"
-    assert sga.phases(HYPER, CLIENT_1, History())[0].view.sizes(counts(), counts()).tolist() == [0, 11, 0]
+    assert sga.phases(HYPER, SGA, CLIENT_1, History())[0].view.sizes(counts(), counts()).tolist() == [0, 11, 0]
 
 
 def test_bounded_loss_by_hand():
@@ -53,8 +53,8 @@ def test_reflection_is_ascent_for_one_step():
 @pytest.mark.parametrize("mode", ["ascent", "reflect", "bounded"])
 def test_every_mode_raises_the_loss_on_the_forget_set(mode):
     """20 steps on client 1's class 2: cross-entropy there is higher than before."""
-    hyper = replace(HYPER, sga=replace(HYPER.sga, mode=mode), unlearn=replace(STAGE, steps=20), max_loss=3.0)
-    unlearn = sga.phases(hyper, CLASS_2, History())[0]
+    hyper = replace(HYPER, unlearn=replace(HYPER.unlearn, steps=20), max_loss=3.0)
+    unlearn = sga.phases(hyper, replace(SGA, mode=mode), CLASS_2, History())[0]
     client, params = clients()[1], start()
     delta = unlearn.client_step(client, params, names=NAMES, compute=COMPUTE)[1].delta
     after = {name: params[name] + delta[name] for name in params}

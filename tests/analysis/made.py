@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdsim.results import Manifest, TableWriter
+from qdsim.store.run_directory import Manifest, TableWriter
 
 TITLES = {"quickdrop": "QuickDrop", "retrain": "Retrain-Or", "sga": "SGA-Or", "fump": "FU-MP"}
 TITLES |= {"federaser": "FedEraser", "s2u": "S2U"}

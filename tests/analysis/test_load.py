@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import load
-from qdsim.tables import COLUMNS
+from qdsim.store.tables import COLUMNS
 from tests.analysis.made import made_run
 
 METHODS = {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)], "recover": [(2.0, 0.0, 0.6)]}}

@@ -8,7 +8,7 @@ import pytest
 from analysis import load
 from analysis.pack import pack
 from qdsim.errors import BadInput
-from qdsim.tables import COLUMNS
+from qdsim.store.tables import COLUMNS
 from tests.analysis.made import made_run
 
 METHODS = {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)], "recover": [(2.0, 0.0, 0.6), (2.0, 0.0, 0.7)]}}

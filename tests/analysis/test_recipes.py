@@ -2,7 +2,7 @@
 
 import re
 
-from qdsim.tables import COLUMNS, SCHEMA_VERSION
+from qdsim.store.tables import COLUMNS, SCHEMA_VERSION
 from tests.conftest import PROJECT
 
 PAGE = (PROJECT / "analysis" / "README.md").read_text(encoding="utf-8")

@@ -16,8 +16,8 @@ from analysis import load, recovery_steps
 from analysis import report as reports
 from analysis.__main__ import app
 from analysis.outputs import Figure, Table
-from qdsim import config
-from qdsim.stopping import SETTLED
+from qdsim.algorithms.stopping import SETTLED
+from qdsim.experiment import config
 from tests.analysis import texts
 from tests.analysis.made import made_run
 from tests.analysis.test_recipes import RECIPES

@@ -1,0 +1,352 @@
+"""The commands: ``qdsim --help``. The only file that reads arguments, prints errors or exits."""
+
+import os
+import signal
+import sys
+import tomllib
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from qdsim.errors import BadInput, CannotPlace, Interrupted, QdsimError
+from qdsim.store import storage
+
+app = typer.Typer(
+    help="Simulate federated unlearning with QuickDrop on Ray.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# declared for --help; main reads it from the arguments, since an error may come before they are parsed
+DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+JOB = Annotated[Path, typer.Argument(metavar="JOB", help="A job file, for example jobs/quickstart.toml.")]
+SET = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")]
+PROFILE = Annotated[str | None, typer.Option(help="A named set of overrides: laptop or smoke.")]
+ENGINE = Annotated[Literal["ray", "inline"], typer.Option(help="inline: no Ray, this process only, on the CPU.")]
+ADDRESS = Annotated[
+    str | None,
+    typer.Option(help="A running Ray cluster, for example auto; by default $RAY_ADDRESS, else one is started here."),
+]
+RUN = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example runs/quickstart-…")]
+SERVER = Annotated[
+    str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The cluster's dashboard, for example http://HEAD:8265.")
+]
+CHAOS = Annotated[
+    list[str] | None,
+    typer.Option("--chaos", metavar="FAULT", help='A fault on purpose, for example "kill client 7 at train:3".'),
+]
+RESUME = Annotated[
+    bool, typer.Option("--resume", help="Go on with the newest run of this job under --out, if there is one.")
+]
+
+
+@app.command()
+def run(
+    job: JOB,
+    overrides: SET = None,
+    profile: PROFILE = None,
+    out: Annotated[str, typer.Option(help="Where run directories are made: a path, or a URI such as s3://…")] = "runs",
+    engine: ENGINE = "ray",
+    address: ADDRESS = None,
+    resume: RESUME = False,
+    chaos: CHAOS = None,
+    debug: DEBUG = False,
+) -> None:
+    """Run a job: train, unlearn, recover, relearn; results stream into a new directory under --out."""
+    from qdsim.cli import display, launch
+    from qdsim.experiment import config
+    from qdsim.federation.chaos import Fault
+
+    console = Console()
+    faults = [Fault.parse(text) for text in chaos or []]
+    loaded = config.load(job, profile=profile, overrides=overrides)
+    origin = {"job": str(job), "profile": profile, "set": list(overrides or [])}
+    with display.Display(console) as screen:
+        run_dir = launch.run(
+            loaded,
+            storage.folder(out),
+            engine=engine,
+            address=address,
+            origin=origin,
+            begin=screen.begin,
+            emit=screen.emit,
+            resume=resume,
+            faults=faults,
+        )
+    display.print_result(console, run_dir)
+
+
+@app.command()
+def resume(
+    run: RUN,
+    engine: ENGINE = "ray",
+    address: ADDRESS = None,
+    chaos: CHAOS = None,
+    debug: DEBUG = False,
+) -> None:
+    """Go on with a run from its last commit, with the settings it has."""
+    from qdsim.cli import display, launch
+    from qdsim.experiment import config
+    from qdsim.federation.chaos import Fault
+    from qdsim.store.run_directory import read_manifest
+
+    console = Console()
+    faults = [Fault.parse(text) for text in chaos or []]
+    run_dir = storage.folder(run).resolve()
+    manifest = read_manifest(run_dir)
+    job = config.of_manifest(manifest, run_dir)
+    with display.Display(console) as screen:
+        launch.run(
+            job,
+            run_dir.parent,
+            engine=engine,
+            address=address,
+            origin=manifest.get("origin") or {},
+            begin=screen.begin,
+            emit=screen.emit,
+            resume=run_dir,
+            faults=faults,
+        )
+    display.print_result(console, run_dir)
+
+
+@app.command()
+def submit(
+    job: JOB,
+    address: SERVER,
+    overrides: SET = None,
+    profile: PROFILE = None,
+    out: Annotated[str, typer.Option(help="As of run, but on the cluster: what all of its nodes share.")] = "runs",
+    resume: RESUME = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end, and exit with its exit code.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait, and show its log meanwhile.")] = False,
+    chaos: CHAOS = None,
+    debug: DEBUG = False,
+) -> None:
+    """Send a job and this code to a cluster and run it there; it goes on when this command has ended."""
+    from qdsim.experiment import config
+    from qdsim.federation.chaos import Fault
+    from qdsim.ray_engine import environment
+
+    config.load(job, profile=profile, overrides=overrides)
+    there = storage.named(out).absolute()  # a relative path would lie in the job's own, temporary folder
+    arguments = ["--out", str(there), *(["--resume"] if resume else []), *(["--profile", profile] if profile else [])]
+    arguments += [f"--set={text}" for text in overrides or []]
+    arguments += [f"--chaos={Fault.parse(text)}" for text in chaos or []]
+    environment.prepare_for_jobs(address)  # before Ray is imported
+    from qdsim.ray_engine.jobs import JobServer
+
+    server = JobServer(address)
+    job_id = server.submit(job, arguments, say)
+    say(f"submitted {job_id}; its results go to {there} on the cluster")
+    mode = "RAY_AUTH_MODE=token " if environment.sends_token() else ""
+    say(f"  its log:  {mode}ray job logs --follow {job_id} --address {server.address}")
+    say(f"  stop it:  qdsim stop {job_id} --address {server.address}")
+    if not (wait or follow):
+        return
+    try:
+        if follow:
+            server.follow(job_id, lambda text: print(text, end="", flush=True))
+        ended = server.wait(job_id)
+    except Interrupted:
+        say(f"the job {job_id} goes on")
+        raise
+    if ended.exit_code and not follow:
+        say("\n".join(server.last_lines(job_id)))
+    say(f"{job_id} {ended.status}, exit code {ended.exit_code}")
+    raise typer.Exit(ended.exit_code)
+
+
+@app.command()
+def stop(
+    submission_id: Annotated[str, typer.Argument(metavar="SUBMISSION_ID", help="What qdsim submit has printed.")],
+    address: SERVER,
+    debug: DEBUG = False,
+) -> None:
+    """Stop a submitted job after its last commit, and wait for its end; submit it with --resume to go on."""
+    from qdsim.ray_engine import environment
+
+    environment.prepare_for_jobs(address)  # before Ray is imported
+    from qdsim.ray_engine.jobs import STOP_WAIT_S, JobServer
+
+    server = JobServer(address)
+    ended, was_running = server.stop(submission_id)
+    if not was_running:
+        say(f"{submission_id} had ended before: {ended.status}, exit code {ended.exit_code}")
+    elif ended.status != "stopped":
+        say(f"{submission_id} ended by itself: {ended.status}, exit code {ended.exit_code}")
+    elif any(line.startswith("qdsim: interrupted") for line in server.last_lines(submission_id)):
+        say(f"{submission_id} stopped in order; submit the job with --resume to go on from its last commit")
+    else:
+        say(
+            f"{submission_id} stopped before it had begun, or killed after {STOP_WAIT_S} s; --resume works all the same"
+        )
+
+
+@app.command()
+def verify(
+    first: Annotated[str, typer.Argument(metavar="A", help="A run directory.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    debug: DEBUG = False,
+) -> None:
+    """Compare two runs value by value, clocks and places aside: exit 0 if equal, else 1 with the first difference."""
+    from qdsim.store.verify import difference
+
+    found = difference(storage.folder(first), storage.folder(second))
+    print(found or "equal")
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command()
+def plan(
+    job: JOB,
+    overrides: SET = None,
+    profile: PROFILE = None,
+    address: ADDRESS = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Plan for a machine with so many GPUs instead.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of each, for example 24GB.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of that machine; 8 for each GPU by default.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Its memory; 64GB for each GPU by default.")] = None,
+    debug: DEBUG = False,
+) -> None:
+    """Say whether a job fits, how its clients will sit, and how long it will take; nothing is run but a probe."""
+    from qdsim.cli import launch, plan_report
+    from qdsim.experiment import config
+    from qdsim.planning import planner
+
+    loaded = config.load(job, profile=profile, overrides=overrides)
+    if gpus is None and (gpu_memory or cpus or memory):
+        raise BadInput(
+            "--gpus", None, "--gpu-memory, --cpus and --memory describe a machine with so many GPUs: give it"
+        )
+    if gpus is not None and address is not None:
+        raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
+    where = address or os.environ.get("RAY_ADDRESS")
+    if gpus is not None:
+        outlook = planner.look_ahead(loaded, planner.imagined(gpus, gpu_memory, cpus, memory), planner.assumed)
+    elif where:
+        outlook = launch.look_ahead_on_ray(loaded, where)
+    else:
+        outlook = planner.look_ahead(loaded, planner.this_machine(), planner.measured_here)
+    plan_report.print_outlook(Console(), outlook, assumed=bool(gpus and outlook.layout.gpus))
+
+
+@app.command()
+def status(run: RUN, debug: DEBUG = False) -> None:
+    """Say where a run is, from its files alone."""
+    from qdsim.cli import watch
+
+    watch.print_status(Console(), storage.folder(run))
+
+
+@app.command()
+def top(run: RUN, debug: DEBUG = False) -> None:
+    """Watch a run from its files alone, until it is over."""
+    from qdsim.cli import watch
+
+    watch.top(Console(), storage.folder(run))
+
+
+@app.command()
+def show(
+    run: RUN,
+    debug: DEBUG = False,
+) -> None:
+    """Print the result table of a run, finished or not."""
+    from qdsim.cli import display
+
+    display.print_result(Console(), storage.folder(run))
+
+
+@app.command()
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; by default all.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the Parquet files go.")] = Path("bench"),
+    flower: Annotated[
+        str | None, typer.Option(metavar="PYTHON", help="Of an environment with flwr[simulation] and torch.")
+    ] = None,
+    svhn: Annotated[str | None, typer.Option(metavar="DIR", help="Where SVHN's .mat files lie, for memory.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each thing is measured.")] = 3,
+    debug: DEBUG = False,
+) -> None:
+    """Measure this machine: qdsim against a bare PyTorch loop, plain FedAvg and Flower, as ratios."""
+    from qdsim.bench import suite
+
+    suite.run(suite.chosen(names or []), rounds, flower, svhn, Console(), out)
+    say(f"python -m analysis bench {out} draws it")
+
+
+@app.command()
+def jobs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where job files lie.")] = Path("jobs"),
+    debug: DEBUG = False,
+) -> None:
+    """List the job files there are, and what each reproduces."""
+    files = sorted(folder.glob("*.toml"))
+    if not files:
+        raise BadInput("DIR", str(folder), "no *.toml there; the job files lie in jobs/ of the project")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("job")
+    table.add_column("what it reproduces")
+    for file in files:
+        try:
+            about = str(tomllib.loads(file.read_text(encoding="utf-8")).get("about", ""))
+        except (OSError, ValueError) as error:
+            about = f"cannot be read: {error}"
+        table.add_row(str(file), about)
+    Console().print(table)
+
+
+def say(text: str) -> None:
+    """Print a line at once, also into a pipe."""
+    print(text, flush=True)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise Interrupted(signum)
+
+
+def main() -> None:
+    """Run the command line; every error ends in one line of cause and its exit code."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _interrupt)
+    try:
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)  # what a command exits with, it returns
+    except Interrupted as stop:
+        _fail("interrupted; the rows written so far are kept", stop.exit_code)
+    except CannotPlace as error:
+        _print_nodes(error.nodes)
+        _fail(str(error), error.exit_code)
+    except QdsimError as error:
+        _fail(str(error), error.exit_code)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # of typer's own errors: an unknown command or option
+        if usage is not None:
+            _fail(f"{str(usage()).rstrip('.')} (qdsim --help)", 2)
+        cause = str(error).splitlines()[0] if str(error) else ""
+        _fail(f"internal error, {type(error).__name__}: {cause} (--debug shows the traceback)", 1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_nodes(nodes: tuple[tuple[str, ...], ...]) -> None:
+    """Show what each node of the cluster offers, and how many of the actors it would hold."""
+    if nodes:
+        table = Table(box=None, pad_edge=False)
+        for column in ("node", "CPUs", "GPUs", "memory (GB)", "actors that fit"):
+            table.add_column(column, justify="left" if column == "node" else "right")
+        for row in nodes:
+            table.add_row(*row)
+        Console(stderr=True).print(table)
+
+
+def _fail(cause: str, code: int) -> NoReturn:
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+    print(f"qdsim: {cause}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,246 @@
+"""What a person sees: a live screen in a terminal, plain lines elsewhere, and the result table."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from qdsim.experiment.progress import Pace
+from qdsim.store.storage import Folder
+
+if TYPE_CHECKING:  # none is needed to begin with; qdsim's bring torch
+    import pandas as pd
+
+    from qdsim.experiment.plan import Plan
+    from qdsim.experiment.progress import Progress
+
+RESULT_WIDTH = 120
+LINES_BELOW_PLAN = 10
+
+
+class Display:
+    """Shows progress events; ``with`` it around a run."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._live: Live | None = None
+        self._began_s = time.monotonic()
+        self._last: Progress | None = None
+        self._pace = Pace()
+        self._score = ""
+        self._tasks: list[str] = []
+        self._ended: dict[int, str] = {}
+        """What became of the tasks that are done, by position in the plan."""
+
+    def __enter__(self) -> Display:
+        """Take the screen over, where there is one."""
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._render)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the screen back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def begin(self, plan: Plan, run_dir: Folder) -> None:
+        """Say what is about to run, and where its results go."""
+        job = plan.job
+        samples = int(plan.cells[0].seeds[0].partition.counts.sum())
+        swept = f"{len(plan.cells)} cells of {', '.join(job.sweep)}, " if job.sweep else ""
+        self._tasks = [who(t.cell.label, t.seed_plan.seed, t.method, t.branch.label) for t in plan.tasks()]
+        self._console.print(
+            f"{job.name}: {job.data.dataset}, {job.partition.clients} clients, {samples:,} samples, {swept}"
+            f"seeds {list(job.seeds)}, methods {', '.join(job.methods)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        self._console.print(f"results in {run_dir}", highlight=False, soft_wrap=True)
+
+    def emit(self, event: Progress) -> None:
+        """Take an event in; print a line for a finished round and task (in a terminal: for a finished phase)."""
+        now_s = time.monotonic()
+        if event.is_only_note:
+            self._line(now_s, f"note: {event.note}")
+            return
+        self._last = event
+        self._pace.mark(event.share_done)
+        if event.note:
+            self._line(now_s, f"note: {event.note}")
+        if event.finished:
+            if event.row is None:
+                self._pace.forget()
+            self._finish(event, now_s)
+        elif event.row is not None:
+            self._score = f"{percent_scores(event.row)}, {event.row['wall_s']:.1f} s"
+            if self._live is None or event.phase_ended:
+                left = self._pace.left_s() if self._live is None else None  # the live screen says it already
+                tail = f", {duration(left)} left" if left is not None else ""
+                self._line(now_s, f"{_place(event)}: {self._score}{tail}")
+
+    def _finish(self, event: Progress, now_s: float) -> None:
+        """Note that a task has ended; a training that was found ready, or a task done before a resume, is said too."""
+        if event.task < 0:
+            self._line(now_s, f"{who(event.cell, event.seed, event.method, '')} {event.phase}: done before, reused")
+            return
+        without = "done before" if event.phase else "nothing left to train on"
+        self._ended[event.task] = percent_scores(event.row) if event.row else without
+        if self._live is None:
+            said = f"{len(self._ended)}/{len(self._tasks)} done, {self._tasks[event.task]}: {self._ended[event.task]}"
+            self._line(now_s, said)
+
+    def _line(self, now_s: float, text: str) -> None:
+        self._console.print(f"[{duration(now_s - self._began_s):>7}] {text}", highlight=False, soft_wrap=True)
+
+    def _render(self) -> Group:
+        event = self._last
+        if event is None:
+            return Group(Text(f"starting, {duration(time.monotonic() - self._began_s)}"))
+        left = self._pace.left_s()
+        bars = Table.grid(padding=(0, 1))
+        bars.add_row("run", ProgressBar(total=1.0, completed=event.share_done, width=40), f"{event.share_done:4.0%}")
+        bars.add_row(
+            "round",
+            ProgressBar(total=max(event.clients, 1), completed=event.clients_done, width=40),
+            f"{event.clients_done}/{event.clients} clients",
+        )
+        spent = duration(time.monotonic() - self._began_s)
+        ahead = f"{duration(left)} left" if left is not None else "time left not known yet"
+        now = Text(f"{_place(event)}   {self._score}", style="bold")
+        return Group(self._plan(event), now, bars, Text(f"{spent} spent, {ahead}"))
+
+    def _plan(self, event: Progress) -> Table:
+        """One line for each task: done with its scores, running, or waiting; those around the running one."""
+        room = max(3, min(len(self._tasks), self._console.height - LINES_BELOW_PLAN))
+        running = event.task if event.task >= 0 else len(self._ended)
+        first = max(0, min(running - room // 2, len(self._tasks) - room))
+        table = Table.grid(padding=(0, 2))
+        if first:
+            table.add_row("", f"… {first} more before", "")
+        for i in range(first, min(first + room, len(self._tasks))):
+            if i in self._ended:
+                table.add_row("[green]done[/green]", self._tasks[i], self._ended[i])
+            elif i == event.task:
+                table.add_row("[bold]now[/bold]", self._tasks[i], f"{event.phase} {event.round_number}/{event.rounds}")
+            else:
+                table.add_row("[dim]-[/dim]", f"[dim]{self._tasks[i]}[/dim]", "")
+        rest = len(self._tasks) - first - room
+        if rest > 0:
+            table.add_row("", f"… {rest} more after", "")
+        return table
+
+
+def who(cell: str, seed: int, method: str, request: str) -> str:
+    """Return whose phase it is."""
+    return " ".join(name for name in (cell, f"seed {seed}", method, request) if name)
+
+
+def _place(event: Progress) -> str:
+    named = who(event.cell, event.seed, event.method, event.request)
+    return f"{named} {event.phase} {event.round_number}/{event.rounds}"
+
+
+def percent_scores(row: Mapping[str, Any]) -> str:
+    """Return a round's accuracies."""
+    parts = [f"test {row['test_accuracy']:.1%}"]
+    for name, key in (("F-Set", "forget_accuracy"), ("R-Set", "retain_accuracy")):
+        if row.get(key) is not None:
+            parts.append(f"{name} {row[key]:.1%}")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def print_result(console: Console, run_dir: Folder) -> None:
+    """Print the result table of a run with what must be said under it."""
+    from qdsim.store import summary  # pandas is not needed before the end
+
+    if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
+        console = Console(width=RESULT_WIDTH, file=console.file)
+    titles = summary.method_titles(run_dir)
+    table = summary.stage_table(run_dir)
+    if table.empty:
+        console.print("no request has been served yet: no stage to show")
+    else:
+        several = bool((table["n"] > 1).any())
+        for (cell, request), rows in table.groupby(["cell", "request"], sort=False):
+            stages = rows.assign(phase=rows["phase"].replace(summary.STAGE_NAMES))
+            console.print(_result_table(f"{request}  {cell}".rstrip(), stages, titles, several))
+    attacks = summary.membership_table(run_dir)
+    for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
+        console.print(_membership_table(f"{request}  {cell}".rstrip(), rows, titles))
+    for note in summary.notes(run_dir):
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    console.print(f"tables: {run_dir / 'tables'}", highlight=False, soft_wrap=True)
+
+
+def _result_table(request: str, rows: pd.DataFrame, titles: dict[str, str], several: bool) -> Table:
+    seeds = int(rows["n"].max())
+    title = f"forget {request}  (n = {seeds} seed{'s' if seeds > 1 else ''})"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("method", "model"):
+        table.add_column(name, no_wrap=True)
+    for name in ("F-Set", "R-Set", "rounds", "samples", "compute", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows.to_dict("records"):
+        table.add_row(
+            titles.get(row["method"], row["method"]),
+            row["phase"],
+            _percent(row["forget_accuracy"], row["forget_accuracy_sd"], several),
+            _percent(row["retain_accuracy"], row["retain_accuracy_sd"], several),
+            f"{row['rounds_run']:.0f}",
+            f"{row['samples']:,.0f}",
+            f"{row['client_compute_s']:.2f} s",
+            f"{row['speedup']:.1f}x" if row["speedup"] is not None and not math.isnan(row["speedup"]) else "",
+        )
+    return table
+
+
+def _membership_table(request: str, rows: pd.DataFrame, titles: dict[str, str]) -> Table:
+    """How often an attack takes samples for members; Retrain-Or's rate is the aim."""
+    title = f"membership inference, forget {request}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("attack", "method"):
+        table.add_column(name, no_wrap=True)
+    for name in ("F-Set rate", "to Retrain-Or", "F-Set AUC", "TPR at 1% FPR", "R-Set rate", "R-Set AUC"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows.to_dict("records"):
+        gap = row["forget_gap"]
+        table.add_row(
+            row["attack"],
+            titles.get(row["method"], row["method"]),
+            f"{row['member_rate_forget']:.1%}",
+            "-" if math.isnan(gap) else f"{100 * gap:+.1f}",
+            f"{row['auc_forget']:.3f}",
+            f"{row['tpr_at_1pct_fpr_forget']:.1%}",
+            f"{row['member_rate_retain']:.1%}",
+            f"{row['auc_retain']:.3f}",
+        )
+    return table
+
+
+def _percent(value: float, deviation: float, several: bool) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.2%}" + (f" ± {100 * deviation:.2f}" if several and not math.isnan(deviation) else "")

@@ -1,0 +1,366 @@
+"""One run, from a checked job to a finished run directory.
+
+Nothing here brings torch with it: on Ray, torch is imported and the data are read while Ray starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from qdsim import __version__
+from qdsim.algorithms.methods import METHODS
+from qdsim.data import datasets
+from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed
+from qdsim.experiment.config import Job, validate
+from qdsim.federation.chaos import Chaos, Fault
+from qdsim.ray_engine import environment
+from qdsim.store import arrays, lock, run_directory, storage
+from qdsim.store.storage import Folder
+
+if TYPE_CHECKING:
+    from qdsim.data.datasets import Dataset
+    from qdsim.experiment.plan import Cell, Plan
+    from qdsim.experiment.progress import Progress
+    from qdsim.federation.client_host import Images
+    from qdsim.planning.planner import Outlook
+
+POLL_S = 0.1
+IMPORTS_S = 10.0
+"""Longer than importing torch takes: a process that ends in the middle of it may end in a crash."""
+PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
+
+
+class Stop:
+    """Whether SIGINT or SIGTERM has arrived."""
+
+    signum: int | None = None
+
+    def check(self) -> None:
+        """Raise :class:`Interrupted` if one has."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+
+@contextmanager
+def interruptible(*, at_once: bool) -> Iterator[Stop]:
+    """Take both signals over inside the block, raising :class:`Interrupted` at once or when asked.
+
+    An exception raised inside one of Ray's blocking calls comes out of it as SystemExit(1), so a run on Ray
+    asks between calls.
+    """
+    stop = Stop()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        stop.signum = signum
+        if at_once:
+            stop.check()
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def run(
+    job: Job,
+    out: Folder,
+    *,
+    engine: str,
+    address: str | None,
+    origin: dict[str, Any],
+    begin: Callable[[Plan, Folder], None],
+    emit: Callable[[Progress], None],
+    resume: bool | Folder = False,
+    faults: Sequence[Fault] = (),
+) -> Folder:
+    """Check the job against its data, make the run directory, run, and return the directory.
+
+    ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts. ``resume``
+    goes on with the newest run of the job, or with the one given, from its last commit; a finished one is returned.
+    """
+    earlier = None if isinstance(resume, bool) else resume
+    if resume is True:
+        earlier = run_directory.newest_run(out, job.name)
+    if faults and engine == "inline":
+        raise BadInput("--chaos", engine, "faults strike actors: run with --engine ray")
+    with ExitStack() as owned, ExitStack() as connection:
+        if earlier is not None:
+            owner = owned.enter_context(lock.held(earlier))
+            manifest_before = run_directory.read_manifest(earlier)
+            _check_same(job, manifest_before, earlier)
+            if manifest_before.get("state") == "done":
+                return earlier
+            run_directory.check_parts(earlier)
+        datasets.check_there(job.data.dataset, job.data.root, download=job.data.download)
+        stop = Stop()
+        if engine == "inline":
+            plan, dataset = _check(job, faults)
+        else:
+            environment.prepare(address)  # before Ray is imported
+            from qdsim.ray_engine import cluster  # and before the threads take turns: it would come second to torch
+
+            with _beside(lambda: _check(job, faults)) as checked:
+                stop = connection.enter_context(_ray(cluster.connected(job.cluster, address)))
+                while not wait([checked], timeout=POLL_S).done:
+                    stop.check()
+                plan, dataset = checked.result()
+            del checked  # it holds the images, too
+        from qdsim.experiment.progress import Progress
+        from qdsim.experiment.status import Recorder
+        from qdsim.federation.client_host import Images
+        from qdsim.planning import estimate
+
+        if earlier is None:
+            storage.check_room(out, estimate.storage_bytes(plan))
+        run_dir = earlier or run_directory.new_run_directory(out, job.name)
+        if earlier is None:
+            owner = owned.enter_context(lock.held(run_dir))
+        described = _describe(plan, run_dir, dataset.describe(), engine, origin)
+        manifest = (
+            run_directory.Manifest.reopen(run_dir, **described)
+            if earlier
+            else run_directory.Manifest(run_dir, described)
+        )
+        # handed over, not shared: on Ray the arrays lie in its store, and nowhere else
+        images = [Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)]
+        del dataset
+        recorder = Recorder(run_dir, len(plan.tasks()))
+        with _recorded(manifest, run_dir), closing(recorder), closing(connection):
+            _save_partitions(plan, run_dir)
+            begin(plan, run_dir)
+            told = _telling(emit, recorder.take)
+            if engine == "inline":
+                with interruptible(at_once=True):
+                    _run_inline(plan, run_dir, owner, images.pop(), told)
+            else:
+                from qdsim.ray_engine.driver import run_on_ray
+
+                told = _striking(told, Chaos(list(faults), run_dir))
+                run_on_ray(plan, run_dir, owner, images.pop, list(faults), told, stop.check)
+        for fault in Chaos(list(faults), run_dir).spared():
+            emit(Progress.note_only(f"--chaos {str(fault)!r} never struck: nobody was there in that phase and round"))
+        manifest.finish("done", exit_code=0)
+    return run_dir
+
+
+@contextmanager
+def _recorded(manifest: run_directory.Manifest, run_dir: Folder) -> Iterator[None]:
+    """Have the end of a run in its manifest, and in ``failure.json`` which client failed where, if one did."""
+    failure = run_dir / "failure.json"
+    try:
+        failure.unlink(missing_ok=True)
+        yield
+    except Interrupted as stop:
+        with suppress(StorageFailed):
+            manifest.finish("interrupted", exit_code=stop.exit_code)
+        raise
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, QdsimError) else 1
+        said = str(error).splitlines()[0] if str(error) else repr(error)
+        with suppress(StorageFailed):  # a full disk: what made the run fail is said all the same
+            if isinstance(error, ClientFailed):
+                names = ("client_id", "phase", "round_number", "where", "cause")
+                content = {name: getattr(error, name) for name in names}
+                storage.write(failure, json.dumps(content, indent=2).encode() + b"\n")
+            manifest.finish("failed", exit_code=code, error=said)
+        raise
+
+
+def _check_same(job: Job, manifest: dict[str, Any], run_dir: Folder) -> None:
+    """Refuse to go on with a run of other settings; where the clients sit may change."""
+    now = json.loads(json.dumps(job.model_dump()))
+    before = manifest.get("config") or {}
+    if manifest.get("config_sha256", _config_sha256(before)) != _config_sha256(before):
+        why = "the configuration in its manifest.json is not the one it began with; run without --resume to start anew"
+        raise BadInput("--resume", str(run_dir), why)
+    # a key that the run's version knew nothing of had its default
+    defaults = _flat(json.loads(json.dumps(validate({"name": job.name}).model_dump())))
+    flat_now, flat_before = _flat(now), defaults | _flat(before)
+    differing = [k for k in sorted(flat_now | flat_before) if flat_now.get(k) != flat_before.get(k)]
+    differing = [k for k in differing if not k.startswith("cluster.")]
+    if differing:
+        said = ", ".join(f"{k} (then {flat_before.get(k)!r}, now {flat_now.get(k)!r})" for k in differing)
+        raise BadInput("--resume", str(run_dir), f"it has other settings: {said}; run without --resume to start anew")
+
+
+def _config_sha256(config: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in config.items():
+        section = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        found.update(section)
+    return found
+
+
+@contextmanager
+def _beside(work: Callable[[], tuple[Plan, Dataset]]) -> Iterator[Future[tuple[Plan, Dataset]]]:
+    """Have something done in a thread of its own, as a daemon: a download must not keep an interrupted command.
+
+    Ray is not started there but in this thread: its processes die with the one that started them.
+    """
+    found: Future[tuple[Plan, Dataset]] = Future()
+
+    def do() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        thread.join(IMPORTS_S)
+
+
+def _check(job: Job, faults: Sequence[Fault]) -> tuple[Plan, Dataset]:
+    """Read the data and see what they allow of the job."""
+    with environment.gc_paused():
+        from qdsim.experiment.plan import make
+
+    dataset = datasets.load(
+        job.data.dataset,
+        job.data.root,
+        verify=job.data.verify,
+        download=job.data.download,
+        size=job.data.size,
+    )
+    plan = make(job, dataset)
+    for fault in faults:
+        if fault.client_id >= plan.max_clients:
+            raise BadInput("--chaos", str(fault), f"clients are 0 to {plan.max_clients - 1}")
+    return plan, dataset
+
+
+def _run_inline(plan: Plan, run_dir: Folder, owner: str, images: Images, emit: Callable[[Progress], None]) -> None:
+    import torch
+
+    from qdsim.experiment.runner import Experiment
+    from qdsim.federation.client_host import ClientHost, keep_freed_memory, use_threads
+    from qdsim.federation.rounds import InlineExecutor
+    from qdsim.models.compute import make_compute
+
+    use_threads(plan.job.cluster.threads)
+    keep_freed_memory()
+    device = torch.device("cpu")
+    compute = make_compute(plan.cells[0].model, device, plan.job.cluster.numerics())
+    executor = InlineExecutor(ClientHost(compute, images))
+    Experiment(plan, executor, run_dir, emit, owner).run()
+
+
+@contextmanager
+def _ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
+    """Have Ray inside the block, and be told of signals instead of being interrupted by them."""
+    with (
+        interruptible(at_once=False) as early,
+        connected,
+        interruptible(at_once=False) as stop,  # again, since ray.init installs a handler of its own
+    ):
+        early.check()
+        yield stop
+
+
+def look_ahead_on_ray(job: Job, address: str) -> Outlook:
+    """Plan a job for a running cluster, and measure one client's steps there."""
+    environment.prepare(address)
+    from qdsim.planning import planner
+    from qdsim.ray_engine import cluster, probe
+
+    with cluster.connected(job.cluster, address):
+        nodes = cluster.nodes()
+        described = f"the cluster at {address}: {len(nodes)} nodes"
+        machines = planner.Machines(nodes, probe.gpu_memory(), described, cluster.most_gpus())
+        return planner.look_ahead(job, machines, probe.measured_on)
+
+
+def _telling(*listeners: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """Pass events on to several."""
+
+    def tell(event: Progress) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return tell
+
+
+def _striking(emit: Callable[[Progress], None], chaos: Chaos) -> Callable[[Progress], None]:
+    """Pass events on; a fault that is meant for this process strikes when it hears of its round."""
+
+    def heard(event: Progress) -> None:
+        emit(event)
+        fault = chaos.due("command", event.phase, event.round_number)
+        if fault is not None:
+            fault.strike()
+
+    return heard
+
+
+def _save_partitions(plan: Plan, run_dir: Folder) -> None:
+    (run_dir / "partitions").mkdir(exist_ok=True)
+    for cell, seed_plan in plan.federations():
+        name = run_directory.file_name(f"{cell.label}-" if cell.label else "") + f"seed-{seed_plan.seed}.npz"
+        arrays.write(run_dir / "partitions" / name, seed_plan.partition.to_arrays())
+
+
+def _describe(
+    plan: Plan, run_dir: Folder, dataset: dict[str, Any], engine: str, origin: dict[str, Any]
+) -> dict[str, Any]:
+    import torch
+
+    versions = {"qdsim": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "run_id": run_dir.name,
+        "origin": origin,
+        "engine": engine,
+        "config": plan.job.model_dump(),
+        "config_sha256": _config_sha256(plan.job.model_dump()),
+        "cells": [_resolved(cell) for cell in plan.cells],
+        "data": dataset,
+        "methods": {m: METHODS[m].declared() for m in plan.job.methods},
+        "versions": versions,
+        "hardware": {
+            "host": platform.node(),
+            "machine": platform.machine(),
+            "system": f"{sys.platform} {platform.release()}",
+            "cpus": os.cpu_count(),
+            "memory_bytes": memory,
+            "gpus": gpus,
+        },
+    }
+
+
+def _resolved(cell: Cell) -> dict[str, Any]:
+    """What a cell came to: the number behind ``auto``, and each seed's partition and requests."""
+    max_loss = cell.hyper.max_loss
+    return {
+        "cell": cell.label,
+        "max_loss": max_loss if math.isfinite(max_loss) else "none",
+        "partitions": {str(s.seed): s.partition.sha256 for s in cell.seeds},
+        "requests": {str(s.seed): [branch.label for branch in s.branches] for s in cell.seeds},
+    }

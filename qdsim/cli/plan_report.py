@@ -1,0 +1,67 @@
+"""What ``qdsim plan`` prints."""
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from qdsim.cli.display import duration
+from qdsim.planning import estimate
+from qdsim.planning.estimate import PhaseTime
+from qdsim.planning.planner import ASSUMED_FLOPS, Outlook
+
+
+def print_outlook(console: Console, found: Outlook, *, assumed: bool) -> None:
+    """Print who sits where, and how long each phase takes."""
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    plan, layout = found.plan, found.layout
+    packed = max(len(group) for group in layout.clients)
+    say(f"{plan.job.name}: {plan.max_clients} clients on {found.machines.described}")
+    say(f"it fits: {layout}, {packed} client{'s' if packed > 1 else ''} in an actor")
+    of_gpu = f"about {found.gpu_bytes / 1e9:.1f} GB of GPU memory for an actor"
+    say(of_gpu if layout.gpus else "no GPUs: clients run on CPUs")
+    nodes = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("node", "CPUs", "GPUs", "memory (GB)", "actors that fit"):
+        nodes.add_column(name, justify="left" if name == "node" else "right")
+    for row in layout.table(found.machines.nodes):
+        nodes.add_row(*row)
+    console.print(nodes)
+    console.print(_phases(found))
+    whole_s = estimate.total_s(found.times)
+    held = f", {whole_s / 3600 * found.gpus:.2g} GPU-hours" if found.gpus else ""
+    say(f"in all about {duration(whole_s)}{held}, {found.storage_bytes / 1e9:.2g} GB of storage")
+    if assumed:
+        say(f"assumed, not measured: {ASSUMED_FLOPS / 1e12:g} TFLOP/s a GPU; with --address it is measured there")
+    for note in [*found.notes, "training that lies in --out already is not done again, and not in this"]:
+        say(f"note: {note}")
+
+
+def _phases(found: Outlook) -> Table:
+    """One line for a method's phase, over all seeds, cells and requests."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("method", "phase", "times", "rounds", "waves a round", "hours", "GPU-hours"):
+        table.add_column(name, justify="left" if name in ("method", "phase") else "right")
+    for (method, phase), times in _grouped(found.times).items():
+        hours = sum(time.wall_s for time in times) / 3600
+        waves = max(time.waves for time in times)
+        table.add_row(
+            method,
+            phase,
+            str(len(times)),
+            str(max(time.rounds for time in times)),
+            str(waves),
+            f"{hours:.2f}",
+            f"{hours * found.gpus:.2f}" if found.gpus else "-",
+        )
+    return table
+
+
+def _grouped(times: Iterable[PhaseTime]) -> dict[tuple[str, str], list[PhaseTime]]:
+    groups: dict[tuple[str, str], list[PhaseTime]] = {}
+    for time in times:
+        groups.setdefault((time.method, time.phase), []).append(time)
+    return groups

@@ -1,0 +1,1 @@
+"""Images, who holds which of them, and what a request takes away."""

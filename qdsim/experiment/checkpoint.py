@@ -1,0 +1,144 @@
+"""Commit points: once a round has been looked at, all that the rest of the run depends on is durable.
+
+``<run>/checkpoint/commit.npz`` holds the cursor (cell, seed, method, request, phase, round), the global model and what
+the phases to come need of the past. It is one file, replaced whole, so whatever the moment of a crash there is one last
+complete commit. The rounds' rows are written before it, under names of their round: a round that is done again replaces
+its own. Clients are at work on the next round meanwhile, unless a rule waits for the accuracies. Synthetic sets are
+written by the actors that own them, before a client's update leaves it, into ``<run>/checkpoint/clients/<training>/``,
+of which the last three of each client stay; the driver never reads them.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qdsim.algorithms.history import History
+from qdsim.models import params as P
+from qdsim.models.convnet import ConvNet
+from qdsim.models.params import Arrays, Params
+from qdsim.store import arrays, run_directory, storage
+from qdsim.store.storage import Folder
+
+FIX = "delete it, and the run goes on from the last request that was served"
+FOLDER = "checkpoint"
+Named = dict[str, Any]
+"""What names a phase in every table: seed, cell, method, request, phase."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The state of a run after a round."""
+
+    named: Named
+    round_number: int
+    ended: bool
+    """The round was the phase's last."""
+    before: dict[str, float | None]
+    """Scores that the phase began with."""
+    params: Params
+    forgot: Params | None = None
+    """While relearning: the model that had forgotten."""
+    history: History | None = None
+    """While training: what the server remembers of it."""
+    states: dict[int, str] | None = None
+    """While synthetic sets change: the tag of each client's last state; None where they are kept nowhere."""
+
+    def is_at(self, named: Named) -> bool:
+        """Tell whether this is a commit of the phase so named."""
+        return self.named == named
+
+
+class Checkpoint:
+    """The commit of one run directory."""
+
+    def __init__(self, run_dir: Folder):
+        self._folder = run_dir / FOLDER
+        self._first: str | None = None
+
+    def states(self, training: str) -> Folder:
+        """Return where the clients of a training keep their states."""
+        return self._folder / "clients" / run_directory.file_name(training)
+
+    def save(self, commit: Commit) -> None:
+        """Make a commit; the one before is gone only when this one is there."""
+        self._folder.mkdir(exist_ok=True)
+        cursor = {"named": commit.named, "round": commit.round_number, "ended": commit.ended, "before": commit.before}
+        if commit.states is not None:
+            cursor["states"] = {str(client_id): last for client_id, last in commit.states.items()}
+        found: Arrays = {f"params/{name}": array for name, array in P.to_numpy(commit.params).items()}
+        if commit.forgot is not None:
+            found |= {f"forgot/{name}": array for name, array in P.to_numpy(commit.forgot).items()}
+        if commit.history is not None and commit.history.rounds:
+            stored = commit.history.to_arrays()
+            first = {name: array for name, array in stored.items() if name.startswith("first/")}
+            found |= {f"history/{name}": array for name, array in stored.items() if name not in first}
+            cursor["first"] = self._write_first(commit, first)
+        found["cursor"] = np.frombuffer(json.dumps(cursor).encode(), np.uint8)
+        arrays.write(self._folder / "commit.npz", found)
+        for old in self._folder.glob("first-*.npz"):
+            if old.name != cursor.get("first"):
+                old.unlink()
+
+    def _write_first(self, commit: Commit, first: Arrays) -> str:
+        """Write the first round's updates, which do not change any more, into a file of their own, once."""
+        name = _first_name(commit.named)
+        if self._first != name:
+            arrays.write(self._folder / name, first)
+            self._first = name
+        return name
+
+    def load(self) -> Commit | None:
+        """Return the last commit, or None."""
+        path = self._folder / "commit.npz"
+        if not path.exists():
+            return None
+        stored = arrays.read(path, FIX)
+        try:
+            cursor = json.loads(stored["cursor"].tobytes())
+            history = None
+            if "first" in cursor:
+                recorded = _under("history/", stored) | arrays.read(self._folder / _first_name(cursor["named"]), FIX)
+                history = History.from_arrays(recorded)
+            forgot = _under("forgot/", stored)
+            return Commit(
+                dict(cursor["named"]),
+                int(cursor["round"]),
+                bool(cursor["ended"]),
+                dict(cursor["before"]),
+                P.from_numpy(_under("params/", stored)),
+                P.from_numpy(forgot) if forgot else None,
+                history,
+                {int(i): _tag(last) for i, last in cursor["states"].items()} if "states" in cursor else None,
+            )
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise arrays.damaged(path, error, FIX) from None
+
+    def checked(self, params: Params, model: ConvNet) -> Params:
+        """Return a commit's model if it is of this network."""
+        return model.checked(params, self._folder / "commit.npz", FIX)
+
+    def forget_states(self, training: str) -> None:
+        """Delete the client states of a training that is stored as a whole."""
+        storage.remove(self.states(training))
+
+    def clear(self) -> None:
+        """Delete everything: the run is done."""
+        storage.remove(self._folder)
+
+
+def _tag(text: Any) -> str:
+    """Return the tag of a state; it becomes part of a file's name, so it must be one."""
+    if not re.fullmatch(r"\d-\d{5,}", str(text)):
+        raise ValueError(f"{text!r} is no round of a phase")
+    return str(text)
+
+
+def _first_name(named: Named) -> str:
+    return f"first-{run_directory.file_name(str(named['cell']))}-{int(named['seed'])}.npz"
+
+
+def _under(prefix: str, stored: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in stored.items() if name.startswith(prefix)}

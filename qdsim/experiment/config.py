@@ -1,0 +1,307 @@
+"""A job: the TOML file, ``--profile`` and ``--set`` merged into one frozen, validated object.
+
+Every default is the paper's value (§4.1) where the paper gives one. ``--set`` beats ``--profile`` beats
+the job file. Whatever is wrong is refused here, or in :mod:`qdsim.experiment.plan` where the data are needed to
+tell, before anything starts.
+"""
+
+import difflib
+import itertools
+import math
+import tomllib
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from qdsim.algorithms.methods import METHODS
+from qdsim.algorithms.settings import Distillation, Hyperparameters, Recover, Relearn, Train, Unlearn
+from qdsim.errors import BadInput
+from qdsim.experiment.profiles import PROFILES
+from qdsim.experiment.sections import (
+    Checked,
+    Cluster,
+    DataSection,
+    ModelSection,
+    PartitionSection,
+    Request,
+    Section,
+)
+from qdsim.ranges import Seed
+from qdsim.store.storage import Folder
+
+FIXED_SECTIONS = ("data", "cluster")
+"""No sweep may change these: all cells of a run share one data set and one set of actors."""
+MOST_CELLS = 1000
+
+
+class Job(Section):
+    """One experiment: seeds x methods x requests.
+
+    Beside these fields a job has a section of each method that has settings, under the method's name.
+    """
+
+    model_config = ConfigDict(extra="allow")  # the methods' sections, which a validator checks: it allows nothing else
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
+    about: str = ""
+    """One line: what the job reproduces."""
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (0, 1, 2, 3, 4)
+    """Each seed is a federation of its own; results are averaged over them."""
+    methods: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = ("quickdrop", "retrain")
+    """What serves the requests, each from the same trained model."""
+    requests: Annotated[tuple[Request, ...], Field(min_length=1, strict=False)] = (Request(kind="class", target=9),)
+    """What is to be forgotten: independent of each other, unless ``sequence`` is set."""
+    sequence: bool = False
+    """True: each request starts from the model that the one before it left."""
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)
+    """Keys with the values to try, for example ``{"synthetic.scale" = [10, 100]}``; all combinations run."""
+    membership: Annotated[tuple[Literal["balanced", "literal"], ...], Field(strict=False)] = ()
+    """Membership inference on each unlearned model: ``balanced`` and label-aware, or the paper's ``literal`` one."""
+    data: DataSection = DataSection()
+    partition: PartitionSection = PartitionSection()
+    model: ModelSection = ModelSection()
+    train: Annotated[Train, Checked] = Train()
+    unlearn: Annotated[Unlearn, Checked] = Unlearn()
+    recover: Annotated[Recover, Checked] = Recover()
+    relearn: Annotated[Relearn, Checked] = Relearn()
+    synthetic: Annotated[Distillation, Checked] = Distillation()
+    cluster: Annotated[Cluster, Checked] = Cluster()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_method_sections(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Check the sections of methods, and refuse every other key that is not a field."""
+        declared = method_sections()
+        for key in values.keys() - cls.model_fields.keys() - declared.keys():
+            raise _unknown_key(key, values[key], [*cls.model_fields, *declared])
+        checked: dict[str, Any] = {}
+        for name, settings in declared.items():
+            try:
+                checked[name] = Checked.adapter(settings).validate_python(values.get(name, {}))
+            except ValidationError as error:
+                raise _as_bad_input(error.errors()[0], within=name) from None
+        return values | checked
+
+    @field_validator("methods")
+    @classmethod
+    def _known(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        for method in methods:
+            if method not in METHODS:
+                raise ValueError(f"{method!r} is not a method; allowed: {', '.join(METHODS)}")
+        return methods
+
+    @field_validator("methods", "seeds", "requests", "membership")
+    @classmethod
+    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        fixed = [value for value in values if getattr(value, "target", None) != "random"]
+        if len(set(fixed)) < len(fixed):
+            raise ValueError("each entry may be listed once")
+        return values
+
+    @model_validator(mode="after")
+    def _targets(self) -> "Job":
+        clients = self.partition.clients
+        for i, request in enumerate(self.requests):
+            if request.kind != "client":
+                continue
+            if request.target != "random" and request.target >= clients:
+                last = clients - 1
+                raise BadInput(f"requests[{i}].target", request.target, f"clients are numbered 0 to {last}")
+            if clients == 1:
+                raise BadInput("partition.clients", 1, "forgetting the only client leaves no data")
+        return self
+
+    @model_validator(mode="after")
+    def _oracle(self) -> "Job":
+        if self.membership and "retrain" not in self.methods:
+            why = "an attack means something only beside the retrained model: add retrain to methods"
+            raise BadInput("membership", list(self.membership), why)
+        return self
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "Job":
+        """Refuse a method that cannot serve one of the requests."""
+        for i, request in enumerate(self.requests):
+            for name in self.methods:
+                method = METHODS[name]
+                if not method.supports(request.kind):
+                    fit = [m for m in METHODS if METHODS[m].supports(request.kind)]
+                    why = (
+                        f"{method.title} cannot forget a {request.kind}: {method.reasons[request.kind]}; "
+                        f"leave {name} out of methods (those that can: {', '.join(fit)})"
+                    )
+                    raise BadInput(f"requests[{i}].kind", request.kind, why)
+        return self
+
+    def cells(self) -> list[tuple[str, "Job"]]:
+        """Return the points of the sweep, each with its label and its job; without a sweep the job itself."""
+        if not self.sweep:
+            return [("", self)]
+        found = []
+        for values in itertools.product(*self.sweep.values()):
+            changed = self.model_dump() | {"sweep": {}}
+            point = dict(zip(self.sweep, values, strict=True))
+            for key, value in point.items():
+                _assign(changed, key, value)
+            found.append((",".join(f"{k}={_as_toml(v)}" for k, v in point.items()), validate(changed)))
+        return found
+
+    def settings_of(self, method: str) -> Any:
+        """Return a method's section; None where it has no settings of its own."""
+        return (self.__pydantic_extra__ or {}).get(method)
+
+    def hyperparameters(self, num_classes: int) -> Hyperparameters:
+        """Return what the algorithms see."""
+        return Hyperparameters(
+            train=self.train,
+            unlearn=self.unlearn,
+            recover=self.recover,
+            relearn=self.relearn,
+            synthetic=replace(self.synthetic, gallery=0),
+            max_loss=self.unlearn.loss_limit(num_classes),
+            methods={name: self.settings_of(name) for name in method_sections()},
+        )
+
+
+def method_sections() -> dict[str, type]:
+    """Return the methods that have settings of their own, each with the dataclass that declares them."""
+    return {name: method.settings for name, method in METHODS.items() if method.settings is not None}
+
+
+def sections() -> dict[str, type]:
+    """Return every section of a job with the class that declares its keys."""
+    own = {name: field.annotation for name, field in Job.model_fields.items()}
+    found = {name: kind for name, kind in own.items() if isinstance(kind, type) and _declares_keys(kind)}
+    return found | method_sections()
+
+
+def _declares_keys(kind: type) -> bool:
+    return is_dataclass(kind) or issubclass(kind, Section)
+
+
+def _keys_of(section: Any) -> list[str]:
+    """Return the keys of a section."""
+    return list(section.model_fields) if issubclass(section, Section) else [field.name for field in fields(section)]
+
+
+def load(path: Path, *, profile: str | None = None, overrides: list[str] | None = None) -> Job:
+    """Read a job file and apply a profile and ``KEY=VALUE`` overrides to it."""
+    values = _read(path)
+    chosen = [_parse_override(text) for text in overrides or []]
+    for key, value in chosen:
+        _assign(values, key, value)
+    if isinstance(values.get("sweep"), dict):  # one value by --set beats the file's list of them
+        fixed = {key for key, _ in chosen}
+        swept = {k: v for k, v in values["sweep"].items() if k not in fixed or {"sweep", f"sweep.{k}"} & fixed}
+        values["sweep"] = swept
+    if profile is not None:
+        if profile not in PROFILES:
+            raise BadInput("--profile", profile, f"allowed: {', '.join(PROFILES)}")
+        for key, value in PROFILES[profile](validate(values)).items():
+            _assign(values, key, value)
+        for key, value in chosen:  # --set beats --profile
+            _assign(values, key, value)
+    job = validate(values)
+    check_sweep(job)
+    return job
+
+
+def of_manifest(manifest: dict[str, Any], run_dir: Folder) -> Job:
+    """Return the job that a run was started with."""
+    config = manifest.get("config")
+    if not isinstance(config, dict):
+        raise BadInput("RUN", str(run_dir), "its manifest.json holds no configuration")
+    try:
+        job = validate(config)
+        check_sweep(job)
+    except BadInput as error:
+        raise BadInput("RUN", str(run_dir), f"its manifest.json holds {error}") from None
+    return job
+
+
+def check_sweep(job: Job) -> None:
+    """Refuse a sweep over what the cells of a run share, or over values that are wrong."""
+    allowed = {name: kind for name, kind in sections().items() if name not in FIXED_SECTIONS}
+    for key, values in job.sweep.items():
+        section, _, name = key.partition(".")
+        if section not in allowed or name not in _keys_of(allowed[section]):
+            raise BadInput("sweep", key, f"only fields of these sections can be swept: {', '.join(allowed)}")
+        if not values:
+            raise BadInput("sweep", key, "list at least one value")
+        if len({repr(value) for value in values}) < len(values):
+            raise BadInput("sweep", key, "each value may be listed once")
+    points = math.prod(len(values) for values in job.sweep.values())
+    if points > MOST_CELLS:
+        raise BadInput("sweep", list(job.sweep), f"{points:,} combinations; {MOST_CELLS:,} at most")
+    job.cells()
+
+
+def _as_toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def validate(values: dict[str, Any]) -> Job:
+    """Return the Job, or refuse its first wrong key in one line."""
+    try:
+        return Job(**values)
+    except ValidationError as error:
+        problems = error.errors()
+        # the union of a number and a word yields one entry per member: the first says enough
+        raise _as_bad_input(problems[0]) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        there = ", ".join(sorted(str(p) for p in path.parent.glob("*.toml"))) or "no job file there"
+        raise BadInput("JOB", str(path), f"no such file; found: {there}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("JOB", str(path), f"cannot be read as UTF-8 text: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput("JOB", str(path), f"is not TOML: {error}") from None
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise BadInput("--set", text, "write KEY=VALUE, for example train.rounds=10")
+    try:
+        return key.strip(), tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), raw.strip()
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    if sections and sections[0] == "sweep":  # its keys have dots in them
+        sections, last = ["sweep"], key.removeprefix("sweep.")
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise BadInput("--set", key, f"{section} is not a section")
+        values[section] = values = dict(inner)
+    values[last] = value
+
+
+def _as_bad_input(problem: ErrorDetails, within: str = "") -> BadInput:
+    """Return pydantic's first complaint as ours; ``within`` is the section that was checked by itself."""
+    unknown = problem["type"] == "extra_forbidden"
+    # pydantic names the members of a union in the location, for example "literal['auto']": no keys of ours
+    location = [p for p in problem["loc"] if unknown or isinstance(p, int) or p.isidentifier()]
+    location = [within, *location] if within else location
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    if unknown:
+        section = Request if location[0] == "requests" else sections()[str(location[0])]
+        return _unknown_key(key, problem["input"], _keys_of(section))
+    message = problem["msg"].removeprefix("Value error, ")
+    return BadInput(key, problem["input"], message.replace("Input should", "input should", 1))
+
+
+def _unknown_key(key: str, value: object, known: list[str]) -> BadInput:
+    close = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return BadInput(key, value, f"unknown key; {hint}known here: {', '.join(known)}")

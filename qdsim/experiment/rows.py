@@ -1,0 +1,144 @@
+"""Rows of the tables, from what rounds, phases and partitions were. Values in, dicts out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdsim.algorithms.phase import Phase
+from qdsim.data.forgetting import Branch
+from qdsim.experiment.plan import Cell, SeedPlan
+from qdsim.experiment.progress import Progress, Row
+from qdsim.federation.rounds import RoundResult
+from qdsim.store import run_directory
+
+SHARED = "shared"
+"""The method's name in rows of training."""
+CONVERGED_WITHIN = 0.01
+SUMMED = ("wall_s", "client_compute_s", "critical_path_s", "evaluation_s", "aggregation_s", "wait_s", "busy_s")
+COUNTED = ("samples", "gradients", "bytes_up", "bytes_down", "participants_expected", "participants_received")
+CLIENT_COLUMNS = (
+    "client_id",
+    "num_samples",
+    "loss",
+    "compute_s",
+    "matching_s",
+    "step_s",
+    "node_id",
+    "gpu_id",
+    "peak_memory_bytes",
+)
+Scores = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose phase it is."""
+
+    task: int
+    cell: Cell
+    seed_plan: SeedPlan
+    method: str
+    branch: Branch
+
+    def keys(self, phase: str) -> Row:
+        """Return what names the phase in every table."""
+        return keys(self.cell, self.seed_plan, self.method, self.branch.label, phase)
+
+    def progress(self, phase: str, rounds: int, share_done: float) -> Progress:
+        """Return the event that a phase begins with."""
+        named = (self.cell.label, self.seed_plan.seed, self.method, self.branch.label, phase)
+        return Progress(self.task, *named, 0, rounds, 0, 0, share_done)
+
+
+def keys(cell: Cell, seed_plan: SeedPlan, method: str, request: str, phase: str) -> Row:
+    """Return what names a phase in every table."""
+    return {"seed": seed_plan.seed, "cell": cell.label, "method": method, "request": request, "phase": phase}
+
+
+def part(named: Row) -> str:
+    """Return the name of a phase's part in a table."""
+    names = [named["cell"], f"seed-{named['seed']}", named["method"], named["request"], named["phase"]]
+    return "-".join(name for name in names if name)
+
+
+def round_part(named: Row, round_number: int) -> str:
+    """Return the name of a round's part."""
+    return run_directory.round_stem(part(named), round_number)
+
+
+def partition_rows(cell: Cell, seed_plan: SeedPlan) -> list[Row]:
+    """Return a row for each client and class."""
+    counts = seed_plan.partition.counts
+    synthetic = seed_plan.partition.synthetic_counts(cell.hyper.synthetic.scale) if cell.distils else 0 * counts
+    named = {**keys(cell, seed_plan, SHARED, "", "train"), "round": 0}
+    return [
+        {**named, "client_id": i, "class": c, "num_samples": int(n), "num_synthetic": int(synthetic[i, c])}
+        for (i, c), n in np.ndenumerate(counts)
+    ]
+
+
+def costs(result: RoundResult) -> Row:
+    """Return a round's clocks and counts; a round may have no participants (FedEraser's stored one)."""
+    updates = result.updates
+    return {
+        "start_loss": start_loss(result),
+        "wall_s": result.wall_s,
+        "client_compute_s": sum(u.compute_s for u in updates),
+        "critical_path_s": max((u.compute_s for u in updates), default=0.0),
+        "aggregation_s": result.aggregation_s,
+        "wait_s": result.wait_s,
+        "busy_s": result.busy_s,
+        "samples": sum(u.samples for u in updates),
+        "gradients": sum(u.gradients for u in updates),
+        "bytes_up": sum(u.bytes_up for u in updates),
+        "bytes_down": result.bytes_down,
+        "participants_expected": result.expected,
+        "participants_received": len(updates),
+    }
+
+
+def start_loss(result: RoundResult) -> float | None:
+    """Return the mean loss of the participants' first mini-batches, weighted as their updates are."""
+    known = [(u.num_samples, u.first_loss) for u in result.updates if u.first_loss is not None]
+    total = sum(size for size, _ in known)
+    return sum(size * loss for size, loss in known) / total if total else None
+
+
+def client_rows(named: Row, result: RoundResult) -> list[Row]:
+    """Return a row for each participant."""
+    return [{**named, **{name: getattr(update, name) for name in CLIENT_COLUMNS}} for update in result.updates]
+
+
+def stage_row(named: Row, rounds: list[Row], phase: Phase, before: Scores, storage: tuple[int, int]) -> Row:
+    """Sum a phase's rounds up and say what ended it; ``before`` are the scores that it began with."""
+    last = rounds[-1]
+    score = "retain_accuracy" if last.get("retain_accuracy") is not None else "test_accuracy"
+    converged = next(r["round"] for r in rounds if r[score] >= last[score] - CONVERGED_WITHIN)
+    rule = "rounds"
+    if phase.ends_by is not None:
+        early = phase.ends_by.reached(scores_of(phase, rounds, before))
+        rule = f"converged: {phase.ends_by}" if early else f"rounds, not converged: {phase.ends_by}"
+    return {
+        **named,
+        "round": last["round"],
+        "rule": rule,
+        "rounds_run": len(rounds),
+        "rounds_most": phase.stage.rounds,
+        "converged_round": converged,
+        "forget_accuracy_start": before.get("forget_accuracy"),
+        "retain_accuracy_start": before.get("retain_accuracy"),
+        **{name: sum(r[name] for r in rounds) for name in (*SUMMED, *COUNTED)},
+        **{name: last.get(name) for name in ("test_accuracy", "forget_accuracy", "retain_accuracy")},
+        **{name: last.get(name) for name in ("forget_accuracy_train", "retain_accuracy_train")},
+        "data_size": last["data_size"],
+        "storage_bytes": storage[0],
+        "storage_bytes_nominal": storage[1],
+        "reused": False,
+    }
+
+
+def scores_of(phase: Phase, rounds: list[Row], before: Scores) -> list[float | None]:
+    """Return what the phase's rule looks at: the score before it, unless it begins with another model, and since."""
+    assert phase.ends_by is not None
+    first = before.get(phase.ends_by.score) if phase.start == "current" else None
+    return [first, *(row[phase.ends_by.score] for row in rounds)]

@@ -1,0 +1,1 @@
+"""One round: client hosts, the executor that reaches them, the round loop, evaluation and attacks."""

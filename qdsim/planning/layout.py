@@ -1,0 +1,228 @@
+"""Which clients share an actor, what each actor asks of its node, and whether it all fits. No Ray here.
+
+All actors of a run ask for the same, so what a node holds is the least that any of its resources allows. A fraction of
+a GPU never straddles two of them: floor(1/f) actors fit each GPU, and Σ floor(1/f) the node, not floor(GPUs/f).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from qdsim.errors import CannotPlace
+from qdsim.experiment.sections import Cluster
+
+ACTOR_BYTES = 400 * 2**20
+"""What an actor takes where nobody has estimated it: 330 MB with torch were measured before it holds anything."""
+TOKEN_CPU = 0.01
+MOST_ACTORS_PER_CORE = 2
+"""Automatic packing on CPUs: more than one, so that a core has another client to go on with, and no more, since each
+costs memory and start-up."""
+MOST_ACTORS_PER_GPU = 8
+"""Automatic packing: each process on a GPU costs 300 to 400 MB of it before any tensor."""
+UNIT = 10_000
+"""Ray counts CPUs and GPUs in steps of 1/10,000, and cuts off what is finer."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node of the cluster offers."""
+
+    node_id: str
+    cpus: float
+    gpus: float
+    """Whole ones; of what is free at the moment, the rest may be a fraction."""
+    memory_bytes: float
+    """0 where it is not known: then memory does not limit."""
+    name: str = ""
+
+    def holds(self, gpus: float, cpus: float, memory_bytes: float) -> int:
+        """Return how many actors of such a size fit this node."""
+        limits = []
+        if gpus:
+            whole, rest = divmod(_units(self.gpus), UNIT)
+            each = max(1, _units(gpus))
+            limits.append(whole * (UNIT // each) + rest // each)
+        if cpus:
+            limits.append(_units(self.cpus) // max(1, _units(cpus)))
+        if memory_bytes and self.memory_bytes:
+            limits.append(int(self.memory_bytes // memory_bytes))
+        return min(limits, default=0)
+
+
+def _units(quantity: float) -> int:
+    """Return a quantity as Ray counts it."""
+    return int(quantity * UNIT)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which clients share an actor, and what each actor asks of its node."""
+
+    clients: tuple[tuple[int, ...], ...]
+    gpus: float
+    cpus: float
+    memory_bytes: int = ACTOR_BYTES
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Return one actor's resources, as Ray names them."""
+        asked = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory_bytes)}
+        return {name: amount for name, amount in asked.items() if amount}
+
+    def held_by(self, nodes: Sequence[Node]) -> list[int]:
+        """Return how many of these actors fit each node."""
+        return [node.holds(self.gpus, self.cpus, self.memory_bytes) for node in nodes]
+
+    def fits(self, nodes: Sequence[Node]) -> bool:
+        """Tell whether all of them fit."""
+        return sum(self.held_by(nodes)) >= len(self.clients)
+
+    def table(self, nodes: Sequence[Node]) -> tuple[tuple[str, ...], ...]:
+        """Return of each node its name, CPUs, GPUs, memory in GB, and how many of these actors it holds."""
+        rows = []
+        for node, held in zip(nodes, self.held_by(nodes), strict=True):
+            memory = f"{node.memory_bytes / 1e9:.1f}"
+            rows.append((node.name or node.node_id[:8], f"{node.cpus:g}", f"{node.gpus:g}", memory, str(held)))
+        return tuple(rows)
+
+    def __str__(self) -> str:
+        """Say what is asked for."""
+        each = [f"{self.gpus:g} GPU"] if self.gpus else []
+        each += [f"{self.cpus:g} CPU"] + ([f"{self.memory_bytes / 1e9:.2g} GB"] if self.memory_bytes else [])
+        return f"{len(self.clients)} actors of {', '.join(each)} each"
+
+
+def lay_out(
+    clients: int,
+    wanted: Cluster,
+    nodes: Sequence[Node],
+    actor_bytes: Callable[[int], int] = lambda packed: ACTOR_BYTES,
+    gpus: int | None = None,
+    loads: Sequence[float] = (),
+) -> Layout:
+    """Divide clients into actors and choose each actor's share of a node; refuse what does not fit.
+
+    ``actor_bytes(n)`` is what an actor with n clients is expected to take. ``gpus``: how many an autoscaler may come
+    to; then nothing is refused, since nodes are still to come. ``loads`` says how much each client has to do: actors
+    get about equal sums of it, since a round lasts as long as the busiest of them.
+    """
+    total = max(int(sum(node.gpus for node in nodes)), gpus or 0)
+    ask = _Ask(clients, wanted, nodes, actor_bytes, total, loads)
+    fixed = wanted.clients_per_actor if isinstance(wanted.clients_per_actor, int) else None
+    for per_actor in range(1, clients + 1) if fixed is None else [fixed]:
+        found = ask.at(per_actor)
+        crowded = fixed is None and len(found.clients) > ask.most_actors
+        if not crowded and (gpus is not None or found.fits(nodes)):
+            return found
+    raise _refusal(ask, found)
+
+
+def grouped(clients: int, most: int, loads: Sequence[float] = ()) -> tuple[tuple[int, ...], ...]:
+    """Divide clients into groups of at most ``most``: the one with the most to do goes to the group with the least."""
+    if not loads or most == 1:
+        return tuple(tuple(range(i, min(i + most, clients))) for i in range(0, clients, most))
+    groups: list[list[int]] = [[] for _ in range(-(-clients // most))]
+    for i in sorted(range(clients), key=lambda i: -loads[i]):
+        open_ones = [group for group in groups if len(group) < most]
+        min(open_ones, key=lambda group: sum(loads[j] for j in group)).append(i)
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def assign(layout: Layout, nodes: Sequence[Node], count: int, has: Sequence[int] = ()) -> list[int] | None:
+    """Return the node of each of so many actors, spread as evenly as they fit; None where they do not.
+
+    ``has`` says how many of the run's actors sit on each node already.
+    """
+    room = layout.held_by(nodes)
+    if sum(room) < count:
+        return None
+    there = list(has) or [0] * len(nodes)
+    chosen = []
+    for _ in range(count):
+        node = min((i for i, left in enumerate(room) if left), key=lambda i: there[i])
+        room[node] -= 1
+        there[node] += 1
+        chosen.append(node)
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What a layout is made of."""
+
+    clients: int
+    wanted: Cluster
+    nodes: Sequence[Node]
+    actor_bytes: Callable[[int], int]
+    gpus: int
+    """Of all nodes, those included that an autoscaler may add."""
+    loads: Sequence[float] = ()
+
+    @property
+    def most_actors(self) -> float:
+        """Return how many actors automatic packing makes at most, where nobody says how much of a GPU each has."""
+        if self.wanted.gpus_per_client not in ("auto", 0.0):
+            return math.inf
+        if self.wanted.gpus_per_client == "auto" and self.gpus:
+            return self.gpus * MOST_ACTORS_PER_GPU
+        lanes = sum(max(1, int(node.cpus) // self.wanted.threads) for node in self.nodes)
+        return lanes * MOST_ACTORS_PER_CORE
+
+    def at(self, per_actor: int, **changes: float | str) -> Layout:
+        """Return the layout with so many clients in an actor, and some settings changed."""
+        wanted = replace(self.wanted, **changes)  # type: ignore[arg-type]
+        clients, nodes, gpus = self.clients, self.nodes, self.gpus
+        groups = grouped(clients, per_actor, self.loads)
+        if wanted.gpus_per_client == "auto":
+            fraction = 1 / -(-len(groups) // gpus) if gpus else 0.0
+        else:
+            fraction = float(wanted.gpus_per_client)
+        if isinstance(wanted.cpus_per_actor, float):
+            cpus = wanted.cpus_per_actor
+        else:
+            # where GPUs decide who sits where, CPUs must not: the node with the GPUs may have few of them
+            share = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
+            cpus = max(TOKEN_CPU, int(share * 100) / 100)
+        asked = wanted.memory_per_actor_gb
+        memory_bytes = int(asked * 1e9) if isinstance(asked, float) else self.actor_bytes(min(per_actor, clients))
+        if not all(node.memory_bytes for node in nodes):  # a node that tells of none has none that Ray would give
+            memory_bytes = 0
+        return Layout(groups, fraction, cpus, memory_bytes)
+
+
+def _refusal(ask: _Ask, found: Layout) -> CannotPlace:
+    """Say what was asked, what each node holds, and a change of the settings that was tried here and fits."""
+    nodes = ask.nodes
+    cpus, memory = sum(n.cpus for n in nodes), sum(n.memory_bytes for n in nodes)
+    held = f"which hold {sum(found.held_by(nodes))}"
+    has = f"{ask.gpus} GPUs, {cpus:g} CPUs and {memory / 1e9:.1f} GB on {len(nodes)} nodes, {held}"
+    return CannotPlace(str(found), has, _fix(ask, found), found.table(nodes))
+
+
+def _fix(ask: _Ask, found: Layout) -> str:
+    """Return changes of one setting that were tried and fit; else the settings that ask for too much."""
+    nodes, gpus = ask.nodes, ask.gpus
+
+    def fits(per_actor: int, **changes: float | str) -> bool:
+        return ask.at(per_actor, **changes).fits(nodes)
+
+    per_actor = max(len(group) for group in found.clients)
+    ways = []
+    packed = next((n for n in range(per_actor + 1, ask.clients + 1) if fits(n)), None)
+    if packed is not None:
+        ways.append(f"cluster.clients_per_actor to {packed}")
+    smaller = UNIT // max(1, math.ceil(len(found.clients) / gpus)) / UNIT if gpus else 0.0
+    if found.gpus and fits(per_actor, gpus_per_client=smaller):
+        ways.append(f"cluster.gpus_per_client to {smaller:g}")
+    for setting in ("cpus_per_actor", "memory_per_actor_gb"):
+        if not ways and getattr(ask.wanted, setting) != "auto" and fits(per_actor, **{setting: "auto"}):
+            ways.append(f'cluster.{setting} to "auto"')
+    if ways:
+        return f"set {', or '.join(ways)}"
+    alone = {
+        "GPUs": replace(found, cpus=0.0, memory_bytes=0),
+        "CPUs": replace(found, gpus=0.0, memory_bytes=0),
+        "memory": replace(found, gpus=0.0, cpus=0.0),
+    }
+    lacking = [name for name, one in alone.items() if one.bundle and not one.fits(nodes)]
+    return f"no single setting of [cluster] mends that: there is too little of {' and '.join(lacking) or 'everything'}"

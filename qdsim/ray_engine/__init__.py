@@ -1,0 +1,1 @@
+"""Clients as Ray actors: the cluster, placement, the actors and their replacement, the driver, jobs."""

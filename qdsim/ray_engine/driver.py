@@ -1,0 +1,136 @@
+"""The driver actor, which schedules and aggregates, and the command's watch over it."""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from qdsim.errors import QdsimError
+from qdsim.experiment.plan import Plan
+from qdsim.experiment.progress import Progress
+from qdsim.experiment.runner import Experiment
+from qdsim.federation.chaos import Chaos, Fault
+from qdsim.federation.client_host import Images, use_threads
+from qdsim.planning.estimate import layout_of
+from qdsim.ray_engine import cluster, worker_group
+from qdsim.ray_engine.executor import RayExecutor
+from qdsim.ray_engine.metrics import Gauges
+from qdsim.ray_engine.pool import first_line
+from qdsim.ray_engine.worker_group import Crew
+from qdsim.store.storage import Folder
+
+PROGRESS_EVERY_S = 0.2
+POLL_S = 0.1
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"watch": 1})  # type: ignore[call-overload]
+class DriverActor:
+    """Aggregates, schedules phases and writes the tables; the command line only watches it."""
+
+    def __init__(self) -> None:
+        self._events: deque[Progress] = deque()
+        self._lock = threading.Lock()
+        self._reported_s = 0.0
+        self._gauges: Gauges | None = None
+
+    def run(self, plan: Plan, run_dir: Folder, owner: str, crew: Crew, faults: list[Fault]) -> None:
+        """Run the whole plan. Of the images there are references only: they never come into this process."""
+        use_threads(plan.job.cluster.threads)
+        self._gauges = Gauges(run_dir.name)
+        executor = RayExecutor(plan, crew, Chaos(faults, run_dir), self._note)
+        Experiment(plan, executor, run_dir, self._emit, owner).run()
+
+    def _note(self, text: str) -> None:
+        self._emit(Progress.note_only(text))
+
+    def _emit(self, event: Progress) -> None:
+        now_s = time.monotonic()
+        if event.row is None and event.round_number and now_s - self._reported_s < PROGRESS_EVERY_S:
+            return
+        if not event.is_only_note:
+            self._reported_s = now_s
+        if self._gauges is not None:
+            self._gauges.record(event)
+        with self._lock:
+            self._events.append(event)
+
+    @ray.method(concurrency_group="watch")
+    def events(self) -> list[Progress]:
+        """Return what has happened since the last call."""
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+
+def run_on_ray(
+    plan: Plan,
+    run_dir: Folder,
+    owner: str,
+    take_images: Callable[[], Images],
+    faults: list[Fault],
+    emit: Callable[[Progress], None],
+    check: Callable[[], None],
+) -> None:
+    """Start the driver actor on this node and the clients' actors, and watch it to its end; ``check`` may raise.
+
+    A driver that is lost is replaced, with all of its clients, and goes on from the last commit: the images are owned
+    by this process, in Ray's store.
+    """
+    # what can be told at once is told before anything is moved or started
+    layout_of(plan, cluster.nodes(), cluster.most_gpus())
+    images = take_images()
+    pixels = images.pixels
+    refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
+    del images
+
+    def note(text: str) -> None:
+        emit(Progress.note_only(text))
+
+    attempts = 0
+    while True:
+        driver = _start_driver()
+        rounds = 0
+        try:
+            crew = worker_group.start(plan, run_dir.name, refs, pixels, note, check)
+            running = driver.run.remote(plan, run_dir.resolve(), owner, crew, faults)
+            for event in _watch(driver, running, check):
+                rounds += event.row is not None
+                emit(event)
+            return
+        except RayTaskError as error:
+            if isinstance(error.cause, QdsimError):
+                raise error.cause from None
+            raise QdsimError(
+                f"the driver failed with {type(error.cause).__name__}: {first_line(error.cause)}"
+            ) from error
+        except RayError as error:
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(driver)  # it may have been out of reach only
+            attempts = 1 if rounds else attempts + 1  # in a row, without a round between them
+            if attempts == plan.job.cluster.attempts:
+                raise QdsimError(f"the driver actor was lost {attempts} times: {first_line(error)}") from error
+            note(f"the driver was lost: {first_line(error)}; going on from the last commit")
+
+
+def _start_driver() -> Any:
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    cls: Any = DriverActor
+    return cls.options(scheduling_strategy=here).remote()
+
+
+def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Progress]:
+    """Yield what the driver says until it is done."""
+    while True:
+        done, _ = ray.wait([running], timeout=POLL_S)
+        check()
+        yield from ray.get(driver.events.remote())
+        if done:
+            ray.get(running)
+            return

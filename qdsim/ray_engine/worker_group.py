@@ -1,0 +1,70 @@
+"""The client actors that a run begins with, started by the command beside the driver that they will work for.
+
+Each process takes seconds to import torch: were they started by the driver, they would wait until it has.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qdsim.data.datasets import Pixels
+from qdsim.experiment.plan import Plan
+from qdsim.planning import estimate
+from qdsim.planning.layout import Layout
+from qdsim.ray_engine import cluster
+from qdsim.ray_engine.client_actor import ClientActor
+from qdsim.ray_engine.reservation import Room
+
+MOST_NAMED = 5
+
+
+@dataclass
+class Crew:
+    """The actors of all clients, and what it takes to start one again."""
+
+    run_id: str
+    layout: Layout
+    room: Room
+    start_with: tuple[Any, ...]
+    """What every actor is made from."""
+    actors: list[Any] = field(default_factory=list)
+
+    def start(self, actor: int) -> Any:
+        """Start one at its place."""
+        cls: Any = ClientActor
+        return cls.options(
+            num_cpus=self.layout.cpus,
+            num_gpus=self.layout.gpus,
+            memory=self.layout.memory_bytes or None,
+            scheduling_strategy=self.room.strategy(actor),
+            name=f"clients-{listed(self.layout.clients[actor], '-')}-{self.run_id}-{secrets.token_hex(4)}",
+        ).remote(*self.start_with, self.layout.gpus)
+
+
+def start(
+    plan: Plan,
+    run_id: str,
+    images: list[Any],
+    pixels: Pixels,
+    note: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+) -> Crew:
+    """Start all actors of a plan, as soon as there is room for them; ``check`` may raise to end the wait for it.
+
+    ``images`` are references: what they refer to does not come into this process again.
+    """
+    wanted = plan.job.cluster
+    layout = estimate.layout_of(plan, cluster.nodes(), cluster.most_gpus())
+    if wanted.gpus_per_client == "auto" and not layout.gpus:
+        note("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
+    room = Room(layout, run_id, wanted.placement_timeout_s, note, check)
+    crew = Crew(run_id, layout, room, (*images, pixels, plan.cells[0].model, wanted.numerics()))
+    crew.actors = [crew.start(actor) for actor in range(len(layout.clients))]
+    return crew
+
+
+def listed(clients: tuple[int, ...] | list[int], between: str) -> str:
+    """Name an actor's clients, the first few of them where there are many."""
+    more = len(clients) - MOST_NAMED
+    return between.join([*map(str, clients[:MOST_NAMED]), *([f"{more} more"] if more > 0 else [])])

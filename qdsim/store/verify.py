@@ -1,0 +1,79 @@
+"""``qdsim verify A B``: are two runs the same, value by value?
+
+Ignored are columns that end in ``_s`` and :data:`IGNORED`: clocks and places. Nothing else.
+"""
+
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from qdsim.errors import BadInput
+from qdsim.store import run_directory
+from qdsim.store.storage import Folder
+from qdsim.store.tables import COLUMNS
+
+IGNORED = ("run_id", "node_id", "gpu_id", "peak_memory_bytes", "reused")
+KEYS = ("cell", "seed", "method", "request", "phase", "round", "client_id", "class", "attack", "subset", "synthetic")
+"""What names a row: those of them that its table has."""
+
+
+def difference(first: Folder, second: Folder) -> str | None:
+    """Return the first difference between two runs in a line, or None where there is none."""
+    for run in (first, second):
+        run_directory.read_manifest(run)
+    for table in COLUMNS:
+        found = _different(table, read_table(first, table), read_table(second, table))
+        if found is not None:
+            return found
+    return None
+
+
+def read_table(run: Folder, table: str) -> pd.DataFrame:
+    """Read a table; a damaged part is named."""
+    parts = []
+    for path in run_directory.part_files(run, table):
+        try:
+            parts.append(run_directory.read_part(path))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise BadInput("RUN", str(path), f"cannot be read: {str(error).splitlines()[0]}") from None
+    names = [name for name, _, _ in COLUMNS[table]]
+    if not parts:
+        return pd.DataFrame(columns=names)
+    frame: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
+    return frame
+
+
+def _different(table: str, a: pd.DataFrame, b: pd.DataFrame) -> str | None:
+    columns = [c for c in dict.fromkeys([*a.columns, *b.columns]) if not c.endswith("_s") and c not in IGNORED]
+    lacking = [c for c in columns if (c in a) != (c in b)]
+    if lacking:
+        return f"table {table}: column {lacking[0]} is in one run only"
+    keys = [c for c in KEYS if c in columns]
+    if a.empty and b.empty:
+        return None
+    if a.empty or b.empty:
+        return f"table {table}: {len(a)} rows against {len(b)}"
+    a, b = (frame[columns].sort_values(keys, kind="stable").reset_index(drop=True) for frame in (a, b))
+    for name, frame in (("first", a), ("second", b)):
+        twice = frame.duplicated(keys)
+        if twice.any():
+            return f"table {table}: the {name} run has two rows of {_name(frame[twice].iloc[0], keys)}"
+    merged = a[keys].merge(b[keys], on=keys, how="outer", indicator=True)
+    alone = merged[merged["_merge"] != "both"]
+    if len(alone):
+        row = alone.iloc[0]
+        run = "first" if row["_merge"] == "left_only" else "second"
+        return f"table {table}: only the {run} run has a row of {_name(row, keys)} ({len(a)} rows against {len(b)})"
+    for column in columns:
+        unequal = ~((a[column] == b[column]) | (a[column].isna() & b[column].isna()))
+        if unequal.any():
+            at = int(unequal.to_numpy().argmax())
+            place = _name(a.iloc[at], keys)
+            return f"table {table}, {place}: {column} is {a[column][at]!r} against {b[column][at]!r}"
+    return None
+
+
+def _name(row: pd.Series, keys: list[str]) -> str:
+    named: dict[str, Any] = {key: row[key] for key in keys}
+    return ", ".join(f"{key} {value}" for key, value in named.items() if value not in ("", None))
