@@ -34,7 +34,7 @@ from qdsim.store.storage import Folder
 
 FIXED_SECTIONS = ("data", "cluster")
 """No sweep may change these: all cells of a run share one data set and one set of actors."""
-MOST_CELLS = 1000
+MOST_POINTS = 1000
 
 
 class Job(Section):
@@ -136,7 +136,7 @@ class Job(Section):
                     raise BadInput(f"requests[{i}].kind", request.kind, why)
         return self
 
-    def cells(self) -> list[tuple[str, "Job"]]:
+    def sweep_points(self) -> list[tuple[str, "Job"]]:
         """Return the points of the sweep, each with its label and its job; without a sweep the job itself."""
         if not self.sweep:
             return [("", self)]
@@ -234,9 +234,9 @@ def check_sweep(job: Job) -> None:
         if len({repr(value) for value in values}) < len(values):
             raise BadInput("sweep", key, "each value may be listed once")
     points = math.prod(len(values) for values in job.sweep.values())
-    if points > MOST_CELLS:
-        raise BadInput("sweep", list(job.sweep), f"{points:,} combinations; {MOST_CELLS:,} at most")
-    job.cells()
+    if points > MOST_POINTS:
+        raise BadInput("sweep", list(job.sweep), f"{points:,} combinations; {MOST_POINTS:,} at most")
+    job.sweep_points()
 
 
 def _as_toml(value: Any) -> str:

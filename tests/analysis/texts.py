@@ -13,7 +13,7 @@ from analysis import style
 from analysis.outputs import Figure
 
 SLACK = 1.0
-"""Pixels that boxes may share: a box is a little larger than its letters."""
+"""Normalization that boxes may share: a box is a little larger than its letters."""
 
 
 def faults(figure: Figure) -> list[str]:
