@@ -61,7 +61,7 @@ def cluster_address() -> Iterator[str]:
     args = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 200 * 2**20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=args)
     yield cluster.address
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from qdsim.algorithms.methods import METHODS
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Recover, Relearn, Train, Unlearn
 from qdsim.errors import BadInput
+from qdsim.experiment import job_files
 from qdsim.experiment.profiles import PROFILES
 from qdsim.experiment.sections import (
     Checked,
@@ -257,8 +258,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        there = ", ".join(sorted(str(p) for p in path.parent.glob("*.toml"))) or "no job file there"
-        raise BadInput("JOB", str(path), f"no such file; found: {there}") from None
+        raise job_files.missing(path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("JOB", str(path), f"cannot be read as UTF-8 text: {error}") from None
     except tomllib.TOMLDecodeError as error:
