@@ -59,7 +59,7 @@ def initial_set(
     return SyntheticSet(images, client.labels[rows], torch.zeros_like(images), rows, np.concatenate(extra))
 
 
-def toward(synthetic: Tensor, real: Tensor) -> Tensor:
+def distance_gradient(synthetic: Tensor, real: Tensor) -> Tensor:
     """∂d/∂g for the gradients g of the synthetic set and g' of the real data, both (classes, rows, ...).
 
     d(g, g') is the sum over tensors and their output rows of 1 - cos = 1 - <g, g'> / (|g| |g'| + ε); one-dimensional
@@ -79,7 +79,7 @@ def pixel_gradients(
     images: Tensor,
     counts: dict[int, int],
     real: Params,
-    tiled: derivatives.Tiled | None = None,
+    tiled: derivatives.WinogradFilters | None = None,
 ) -> Tensor:
     """∇_S d(∇_θ L^{S^c}(θ), ∇_θ L^{D^c}(θ)), with L the mean over the class's images; θ is left alone.
 
@@ -93,13 +93,13 @@ def pixel_gradients(
     gradient = {name: torch.zeros_like(stack) for name, stack in real.items()}
     passes = []
     for batch, pieces in micro_batches(sizes, compute.micro_batch):
-        done = compute.forward(params, images[batch], tiled)
-        g = (done.logits.softmax(1) - F.one_hot(labels[batch], compute.model.num_classes)) * weights[batch, None]
-        back = compute.backward(done, g)
-        derivatives.add_weight_gradients(done, back, pieces, gradient)
-        passes.append((done, back, weights[batch], pieces))
-    v = {name: toward(stack, real[name]) for name, stack in gradient.items()}
-    return torch.cat([derivatives.pixel_gradient(done, back, own, v, pieces) for done, back, own, pieces in passes])
+        cache = compute.forward(params, images[batch], tiled)
+        g = (cache.logits.softmax(1) - F.one_hot(labels[batch], compute.model.num_classes)) * weights[batch, None]
+        grads = compute.backward(cache, g)
+        derivatives.add_weight_gradients(cache, grads, pieces, gradient)
+        passes.append((cache, grads, weights[batch], pieces))
+    v = {name: distance_gradient(stack, real[name]) for name, stack in gradient.items()}
+    return torch.cat([derivatives.pixel_gradient(cache, grads, own, v, pieces) for cache, grads, own, pieces in passes])
 
 
 def match(
@@ -118,7 +118,7 @@ def match(
     """
     classes = list(rows_of_class)
     tiled = compute.tiled(params, matching=True)
-    for places in together([len(rows) for rows in rows_of_class.values()], compute.micro_batch):
+    for places in group_by_size([len(rows) for rows in rows_of_class.values()], compute.micro_batch):
         counts = {classes[place]: len(rows_of_class[classes[place]]) for place in places}
         rows = torch.from_numpy(np.concatenate([rows_of_class[c] for c in counts])).to(pixels.device)
         targets = {name: stack[places.start : places.stop] for name, stack in real.items()}
@@ -128,7 +128,7 @@ def match(
             pixels[rows] -= distillation.lr * velocity[rows]
 
 
-def together(sizes: list[int], most: int) -> list[range]:
+def group_by_size(sizes: list[int], most: int) -> list[range]:
     """Group neighbours so that a group has at most ``most`` in all, or is one alone."""
     groups: list[range] = []
     held = 0
@@ -154,7 +154,7 @@ def class_means(
     return found
 
 
-def learnt(synthetic: SyntheticSet, pixels: Tensor, velocity: Tensor) -> SyntheticSet:
+def with_pixels(synthetic: SyntheticSet, pixels: Tensor, velocity: Tensor) -> SyntheticSet:
     """Return the set with its new pixels; refuse pixels that are no longer numbers, or no longer those of an image."""
     largest = float(pixels.abs().max()) if pixels.numel() else 0.0
     if not largest <= LARGEST_PIXEL:  # not a number either
@@ -209,4 +209,4 @@ def finetune(
                 _, gradient = summed_gradient(compute, theta, pixels[rows], labels[rows])
                 P.step_(theta, gradient, -FINETUNE_LR / len(rows))
     update = make_update(client.client_id, len(client.labels), {}, {}, losses, processed, watch)
-    return replace(client, synthetic=learnt(synthetic, pixels, velocity)), update
+    return replace(client, synthetic=with_pixels(synthetic, pixels, velocity)), update

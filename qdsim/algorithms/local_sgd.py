@@ -79,13 +79,13 @@ def class_gradients(
     loss_sum = torch.zeros((), dtype=images.dtype, device=images.device)
     tiled = compute.tiled(params)
     for batch, pieces in micro_batches(counts, compute.micro_batch):
-        done = compute.forward(params, images[batch], tiled)
-        leaf = done.logits.detach().requires_grad_()
+        cache = compute.forward(params, images[batch], tiled)
+        leaf = cache.logits.detach().requires_grad_()
         with torch.enable_grad():
             loss = objective(leaf, labels[batch])
-        back = compute.backward(done, torch.autograd.grad(loss, leaf)[0])
-        derivatives.add_weight_gradients(done, back, pieces, by_class)
-        derivatives.add_bias_gradients(done, back, total)
+        grads = compute.backward(cache, torch.autograd.grad(loss, leaf)[0])
+        derivatives.add_weight_gradients(cache, grads, pieces, by_class)
+        derivatives.add_bias_gradients(cache, grads, total)
         loss_sum += loss.detach()
     total |= {n: stack.sum(0) if len(counts) > 1 else stack[0] for n, stack in by_class.items()}
     return loss_sum, {n: total[n] for n in params}, by_class

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, learnt, match
+from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, match, with_pixels
 from qdsim.algorithms.history import History
 from qdsim.algorithms.local_sgd import batches, class_gradients, make_update
 from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext, Updates
@@ -75,7 +75,7 @@ def train(
         losses.append(loss / len(chosen))
         processed += len(chosen)
     update = make_update(client.client_id, len(samples), params, theta, losses, processed, watch)
-    return replace(client, synthetic=learnt(synthetic, pixels, velocity)), update
+    return replace(client, synthetic=with_pixels(synthetic, pixels, velocity)), update
 
 
 def synthetic_rows(

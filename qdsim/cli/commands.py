@@ -230,12 +230,12 @@ def plan(
         raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
     where = address or os.environ.get("RAY_ADDRESS")
     if gpus is not None:
-        outlook = planner.look_ahead(loaded, planner.imagined(gpus, gpu_memory, cpus, memory), planner.assumed)
+        report = planner.plan_job(loaded, planner.imagined(gpus, gpu_memory, cpus, memory), planner.assumed)
     elif where:
-        outlook = launch.look_ahead_on_ray(loaded, where)
+        report = launch.plan_on_cluster(loaded, where)
     else:
-        outlook = planner.look_ahead(loaded, planner.this_machine(), planner.measured_here)
-    plan_report.print_outlook(Console(), outlook, assumed=bool(gpus and outlook.layout.gpus))
+        report = planner.plan_job(loaded, planner.this_machine(), planner.measured_here)
+    plan_report.print_plan_report(Console(), report, assumed=bool(gpus and report.layout.gpus))
 
 
 @app.command()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from qdsim.experiment.plan import Plan, SweepPoint
     from qdsim.federation.client_host import Images
     from qdsim.federation.executor import InlineExecutor
-    from qdsim.planning.planner import Outlook
+    from qdsim.planning.planner import PlanReport
 
 POLL_S = 0.1
 IMPORTS_S = 10.0
@@ -278,7 +278,7 @@ def _ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
         yield stop
 
 
-def look_ahead_on_ray(job: Job, address: str) -> Outlook:
+def plan_on_cluster(job: Job, address: str) -> PlanReport:
     """Plan a job for a running cluster, and measure one client's steps there."""
     environment.prepare(address)
     from qdsim.planning import planner
@@ -288,7 +288,7 @@ def look_ahead_on_ray(job: Job, address: str) -> Outlook:
         nodes = cluster.nodes()
         described = f"the cluster at {address}: {len(nodes)} nodes"
         machines = planner.Machines(nodes, probe.gpu_memory(), described, cluster.most_gpus())
-        return planner.look_ahead(job, machines, probe.measured_on)
+        return planner.plan_job(job, machines, probe.measured_on)
 
 
 def _telling(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -9,10 +9,10 @@ from rich.table import Table
 from qdsim.cli.display import duration
 from qdsim.planning import estimate
 from qdsim.planning.estimate import PhaseTime
-from qdsim.planning.planner import ASSUMED_FLOPS, Outlook
+from qdsim.planning.planner import ASSUMED_FLOPS, PlanReport
 
 
-def print_outlook(console: Console, found: Outlook, *, assumed: bool) -> None:
+def print_plan_report(console: Console, found: PlanReport, *, assumed: bool) -> None:
     """Print who sits where, and how long each phase takes."""
 
     def say(text: str) -> None:
@@ -40,7 +40,7 @@ def print_outlook(console: Console, found: Outlook, *, assumed: bool) -> None:
         say(f"note: {note}")
 
 
-def _phases(found: Outlook) -> Table:
+def _phases(found: PlanReport) -> Table:
     """One line for a method's phase, over all seeds, cells and requests."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("method", "phase", "times", "rounds", "waves a round", "hours", "GPU-hours"):

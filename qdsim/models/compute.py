@@ -16,12 +16,14 @@ from qdsim.models.params import Params
 CPU_MICRO_BATCH = 32
 WHOLE_BATCH = 2**31
 
-Forward = Callable[[ConvNet, Params, Tensor, bool, torch.dtype | None, derivatives.Tiled | None], derivatives.Pass]
-Backward = Callable[[derivatives.Pass, Tensor], derivatives.Returned]
+Forward = Callable[
+    [ConvNet, Params, Tensor, bool, torch.dtype | None, derivatives.WinogradFilters | None], derivatives.ForwardCache
+]
+Backward = Callable[[derivatives.ForwardCache, Tensor], derivatives.BackwardCache]
 
 
 @cache
-def passes(compiled: bool) -> tuple[Forward, Backward]:
+def forward_backward(compiled: bool) -> tuple[Forward, Backward]:
     """Return the network's way forwards and its way back, as they are or compiled.
 
     Compiled, what lies between two convolutions is one kernel that passes over memory once.
@@ -47,31 +49,33 @@ class Compute:
     """Where wide convolutions on a CPU are done by ``fast/winograd.py``, the first block by ``fast/patches.py``; such
     passes are not compiled."""
 
-    def tiled(self, params: Params, matching: bool = False) -> derivatives.Tiled | None:
+    def tiled(self, params: Params, matching: bool = False) -> derivatives.WinogradFilters | None:
         """Return θ's filters transformed, where passes are to use them: once for all batches at this θ."""
         asked = self.winograd == "always" or (matching and self.winograd == "matching")
         if not asked or self.half is not None or not winograd.pays(self.model.width, self.device):
             return None
         return derivatives.transformed(self.model, params)
 
-    def forward(self, params: Params, images: Tensor, tiled: derivatives.Tiled | None = None) -> derivatives.Pass:
+    def forward(
+        self, params: Params, images: Tensor, tiled: derivatives.WinogradFilters | None = None
+    ) -> derivatives.ForwardCache:
         """Run the network, with a way back."""
-        return self._passes(len(images), bool(tiled))[0](self.model, params, images, True, self.half, tiled)
+        return self._forward_backward(len(images), bool(tiled))[0](self.model, params, images, True, self.half, tiled)
 
-    def backward(self, done: derivatives.Pass, g: Tensor) -> derivatives.Returned:
+    def backward(self, cache: derivatives.ForwardCache, g: Tensor) -> derivatives.BackwardCache:
         """Go back from ∂L/∂logits."""
-        return self._passes(len(g), bool(done.tiled))[1](done, g)
+        return self._forward_backward(len(g), bool(cache.tiled))[1](cache, g)
 
-    def _passes(self, size: int, tiled: bool) -> tuple[Forward, Backward]:
+    def _forward_backward(self, size: int, tiled: bool) -> tuple[Forward, Backward]:
         fits = self.device.type != "cpu" or size == self.micro_batch
-        return passes(self.compiled and fits and not tiled)
+        return forward_backward(self.compiled and fits and not tiled)
 
     def warm_up(self) -> None:
         """Compile what will be needed, or find it in the compiler's cache."""
         if self.compiled and self.device.type == "cpu":
             params = self.model.init(torch.Generator())
-            done = self.forward(params, torch.zeros(self.micro_batch, self.model.channels, *2 * [self.model.size]))
-            self.backward(done, torch.zeros_like(done.logits))
+            cache = self.forward(params, torch.zeros(self.micro_batch, self.model.channels, *2 * [self.model.size]))
+            self.backward(cache, torch.zeros_like(cache.logits))
 
 
 def make_compute(model: ConvNet, device: torch.device, numerics: Numerics) -> Compute:

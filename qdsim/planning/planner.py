@@ -40,7 +40,7 @@ class Machines:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class PlanReport:
     """What is to be expected of a job."""
 
     plan: Plan
@@ -84,7 +84,7 @@ def size_bytes(option: str, text: str) -> float:
     return float(found[1]) * float(base ** " KMGT".index(unit[:1] or " "))
 
 
-def look_ahead(job: Job, machines: Machines, measure: Measure) -> Outlook:
+def plan_job(job: Job, machines: Machines, measure: Measure) -> PlanReport:
     """Plan a job for machines; refuse what does not fit, with a change that does."""
     notes = []
     wanted = job.data
@@ -105,7 +105,7 @@ def look_ahead(job: Job, machines: Machines, measure: Measure) -> Outlook:
     lanes = held or sum(max(1, int(node.cpus) // job.cluster.threads) for node in machines.nodes)
     costs = measure(layout, plan)
     times = estimate.phase_times(plan, layout, min(lanes, len(layout.clients)), costs)
-    return Outlook(plan, machines, layout, lanes, held, on_gpu, times, estimate.storage_bytes(plan), notes)
+    return PlanReport(plan, machines, layout, lanes, held, on_gpu, times, estimate.storage_bytes(plan), notes)
 
 
 def _gpus_used(layout: Layout, machines: Machines) -> int:
@@ -136,9 +136,9 @@ def _check_gpu_memory(layout: Layout, needed: int, machines: Machines, clients: 
 def measured_here(layout: Layout, plan: Plan) -> Costs:
     """Measure on this machine: on its cores, or on a GPU where the clients will sit on GPUs."""
     if layout.gpus:
-        return probe.measure(probe.sample_of(plan), torch.device("cuda:0"))
+        return probe.measure(probe.probe_client(plan), torch.device("cuda:0"))
     lanes = max(1, (os.cpu_count() or 1) // plan.job.cluster.threads)
-    return probe.measure_here(probe.sample_of(plan), min(lanes, len(layout.clients)))
+    return probe.measure_here(probe.probe_client(plan), min(lanes, len(layout.clients)))
 
 
 def assumed(layout: Layout, plan: Plan) -> Costs:

@@ -29,7 +29,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Sample:
+class ProbeClient:
     """What a probe works with: the network, its settings, and the labels of one client. The images are noise."""
 
     model: ConvNet
@@ -39,17 +39,17 @@ class Sample:
     numerics: Numerics
 
 
-def sample_of(plan: Plan) -> Sample:
+def probe_client(plan: Plan) -> ProbeClient:
     """Return the client of the first federation whose steps are about as long as the average one's."""
     point, at = next(plan.federations())
     batch = np.minimum([len(labels) for labels in at.labels], point.hyper.train.batch_size)
     work = batch + at.partition.synthetic_counts(point.hyper.synthetic.scale).sum(1)
     chosen = int(np.abs(work - work.mean()).argmin())
     labels = at.labels[chosen][:: max(1, len(at.labels[chosen]) // MOST_SAMPLES)]
-    return Sample(point.model, point.hyper, point.distils, labels, point.job.cluster.numerics())
+    return ProbeClient(point.model, point.hyper, point.distils, labels, point.job.cluster.numerics())
 
 
-def measure(sample: Sample, device: torch.device | None = None) -> Costs:
+def measure(sample: ProbeClient, device: torch.device | None = None) -> Costs:
     """Run a few steps of each kind in this process.
 
     The clock is that of ``compute_s``, CPU time or device time: what else the machine does at the moment is left out.
@@ -88,14 +88,14 @@ def measure(sample: Sample, device: torch.device | None = None) -> Costs:
     )
 
 
-def _matched(sample: Sample) -> int:
+def _matched(sample: ProbeClient) -> int:
     """Return how many synthetic images a training step matches."""
     settings = sample.hyper.synthetic
     _, counts = np.unique(sample.labels, return_counts=True)
     return int(min((-(-counts // settings.scale)).sum(), settings.batch)) * settings.steps
 
 
-def measure_here(sample: Sample, lanes: int) -> Costs:
+def measure_here(sample: ProbeClient, lanes: int) -> Costs:
     """Measure on this machine, with as many processes at once as steps will run at once: they share its caches."""
     with multiprocessing.get_context("spawn").Pool(lanes) as pool:
         return average(pool.map(measure, [sample] * lanes, chunksize=1))

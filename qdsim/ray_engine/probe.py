@@ -12,12 +12,12 @@ from qdsim.federation.client_host import device_of
 from qdsim.planning import probe
 from qdsim.planning.estimate import Costs
 from qdsim.planning.layout import Layout
-from qdsim.planning.probe import Sample
+from qdsim.planning.probe import ProbeClient
 
 PROBE_S = 300.0
 
 
-def _measure(sample: Sample) -> Costs:
+def _measure(sample: ProbeClient) -> Costs:
     """Measure where the task runs."""
     return probe.measure(sample, device_of(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
 
@@ -45,7 +45,7 @@ def measured_on(layout: Layout, plan: Plan) -> Costs:
     lanes = 1 if layout.gpus else min(cores, len(layout.clients))
     here = {"ray.io/node-id": node["NodeID"]}
     task: Any = ray.remote(_measure).options(num_cpus=0, num_gpus=1 if layout.gpus else 0, label_selector=here)
-    sample = ray.put(probe.sample_of(plan))
+    sample = ray.put(probe.probe_client(plan))
     try:
         return probe.average(ray.get([task.remote(sample) for _ in range(lanes)], timeout=PROBE_S))
     except GetTimeoutError:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from qdsim.algorithms.distillation import match, pixel_gradients, together
+from qdsim.algorithms.distillation import match, pixel_gradients
 from qdsim.algorithms.local_sgd import class_gradients, micro_batches
 from qdsim.models.compute import Compute
 from qdsim.models.convnet import ConvNet
@@ -163,7 +163,7 @@ def test_micro_batches_by_hand():
 
 def test_neighbours_share_a_pass_as_far_as_they_fit():
     """At most 8 together: 3 + 4, then 9 alone, 2 + 2."""
-    assert together([3, 4, 9, 2, 2], 8) == [range(0, 2), range(2, 3), range(3, 5)]
+    assert group_by_size([3, 4, 9, 2, 2], 8) == [range(0, 2), range(2, 3), range(3, 5)]
 
 
 def test_convolutions_in_bfloat16_point_the_same_way():

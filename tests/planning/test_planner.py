@@ -107,7 +107,7 @@ def test_fine_tuning_is_fifty_matchings_and_the_descents_between_them():
 
 def test_a_probe_measures_every_cost(small):
     """All are positive; a matched image, differentiated twice, costs more than a look at one."""
-    costs = probe.measure(probe.sample_of(small))
+    costs = probe.measure(probe.probe_client(small))
     assert min(costs.gradient_s, costs.learning_s, costs.matching_s, costs.evaluation_s) > 0
     assert costs.matching_s > costs.evaluation_s
 
@@ -122,12 +122,12 @@ def test_operations_of_a_forward_pass():
 def test_data_that_are_not_here_are_planned_with_in_their_known_shape(tmp_path):
     """SVHN's 73,257 images: enough to say who sits where. A folder of images has no known shape: refused."""
     job = config.validate({"name": "x", "data": {"dataset": "svhn", "root": str(tmp_path)}})
-    found = planner.look_ahead(job, planner.imagined(2, "24GB", None, None), lambda *_: COSTS)
+    found = planner.plan_job(job, planner.imagined(2, "24GB", None, None), lambda *_: COSTS)
     assert found.notes == ["svhn is not here: planned with classes of equal size"]
     assert found.plan.points[0].federations[0].partition.counts.sum() == 73_257
     assert (found.gpus, found.lanes, found.layout.gpus) == (2, 2, 0.2)
     with pytest.raises(BadInput):
-        planner.look_ahead(
+        planner.plan_job(
             config.validate({"name": "x", "data": {"dataset": f"folder:{tmp_path}"}}),
             planner.this_machine(),
             lambda *_: COSTS,
@@ -139,10 +139,10 @@ def test_a_gpus_memory_counts_and_the_advice_fits(tmp_path):
     settings = {"name": "x", "data": {"dataset": "cifar10", "root": str(tmp_path)}, "partition": {"clients": 50}}
     machines = planner.imagined(1, "8GB", None, None)
     with pytest.raises(CannotPlace, match=r"50 actors of 2\.7 GB on a GPU, found 8\.0 GB there, which hold 2") as no:
-        planner.look_ahead(config.validate(settings), machines, lambda *_: COSTS)
+        planner.plan_job(config.validate(settings), machines, lambda *_: COSTS)
     assert no.value.fix == "set cluster.gpus_per_client to 0.5 and cluster.clients_per_actor to 25"
     cluster = {"gpus_per_client": 0.5, "clients_per_actor": 25}
-    assert planner.look_ahead(config.validate(settings | {"cluster": cluster}), machines, lambda *_: COSTS).times
+    assert planner.plan_job(config.validate(settings | {"cluster": cluster}), machines, lambda *_: COSTS).times
 
 
 @pytest.mark.parametrize(("text", "value"), [("24GB", 24e9), ("500 MB", 5e8), ("1.5TiB", 1.5 * 2**40), ("7", 7.0)])

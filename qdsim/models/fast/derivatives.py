@@ -30,11 +30,11 @@ from qdsim.models.params import Params
 
 Pieces = Sequence[tuple[int, slice]]
 """Of a batch that is sorted by class: the class's place in a stack, and its samples."""
-Tiled = dict[int, Tensor]
+WinogradFilters = dict[int, Tensor]
 """A block's filters transformed."""
 
 
-def layout(tensor: Tensor) -> Tensor:
+def channels_last(tensor: Tensor) -> Tensor:
     """Return images or filters in the memory layout in which convolutions are fast: channels last on a CPU."""
     if tensor.device.type != "cpu":
         return tensor.contiguous()
@@ -79,12 +79,12 @@ class _Back:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardCache:
     """One batch's way through the network: what is needed for the way back."""
 
     params: Params
     """Filters in the fast layout."""
-    tiled: Tiled
+    tiled: WinogradFilters
     first: patches.First | None
     """The first block, where it is done by :mod:`patches`."""
     blocks: dict[int, _Block]
@@ -96,7 +96,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Returned:
+class BackwardCache:
     """The way back."""
 
     logits: Tensor
@@ -106,7 +106,7 @@ class Returned:
     blocks: dict[int, _Back]
 
 
-def transformed(model: ConvNet, params: Params) -> Tiled:
+def transformed(model: ConvNet, params: Params) -> WinogradFilters:
     """Return the filters of all blocks but the first as :mod:`winograd` takes them: once for many batches."""
     return {block: winograd.of_filters(params[f"conv{block}.weight"]) for block in range(1, model.depth)}
 
@@ -117,16 +117,16 @@ def forward(
     images: Tensor,
     keep: bool = True,
     half: torch.dtype | None = None,
-    tiled: Tiled | None = None,
-) -> Pass:
+    tiled: WinogradFilters | None = None,
+) -> ForwardCache:
     """Run the network on normalised images (n, c, h, w); without ``keep`` there is no way back.
 
     ``half``: a shorter dtype for the convolutions, here and on the way back; sums and means stay in the images' own.
     ``tiled``: what :func:`transformed` returns; convolutions are then done by :mod:`winograd`, here and back, the
     first block by :mod:`patches`.
     """
-    params = {name: layout(tensor) if tensor.ndim == 4 else tensor for name, tensor in params.items()}
-    x = layout(images)
+    params = {name: channels_last(tensor) if tensor.ndim == 4 else tensor for name, tensor in params.items()}
+    x = channels_last(images)
     first: patches.First | None = None
     blocks: dict[int, _Block] = {}
     for block in range(model.depth):
@@ -150,69 +150,69 @@ def forward(
         x = F.avg_pool2d(a, 2)
     features = x.flatten(1)
     logits = F.linear(features, params["linear.weight"], params["linear.bias"])
-    return Pass(params, tiled or {}, first if keep else None, blocks, x.shape, features, logits)
+    return ForwardCache(params, tiled or {}, first if keep else None, blocks, x.shape, features, logits)
 
 
-def backward(done: Pass, g: Tensor) -> Returned:
+def backward(cache: ForwardCache, g: Tensor) -> BackwardCache:
     """Go back from ∂L/∂logits to every block's convolution."""
     found: dict[int, _Back] = {}
-    pooled = layout((g @ done.params["linear.weight"]).view(done.shape))
-    for block, own in reversed(done.blocks.items()):
+    pooled = channels_last((g @ cache.params["linear.weight"]).view(cache.shape))
+    for block, own in reversed(cache.blocks.items()):
         u = _unpool(own.a, pooled)
         mean, mean_h = _mean(u), _mean(u * own.h)
-        scale = own.r * _channel(done.params[f"norm{block}.weight"])
+        scale = own.r * _channel(cache.params[f"norm{block}.weight"])
         torch.addcmul(-scale * mean, u, scale, out=u).addcmul_(own.h, -scale * mean_h)
         tiles = winograd.of_gradients(u) if own.tiles is not None else None
         found[block] = _Back(pooled, u, scale, mean, mean_h, tiles)
         if tiles is not None:
-            pooled = winograd.to_inputs(torch.bmm(tiles, done.tiled[block].transpose(1, 2)), *own.x.shape[2:])
+            pooled = winograd.to_inputs(torch.bmm(tiles, cache.tiled[block].transpose(1, 2)), *own.x.shape[2:])
         elif block:
-            pooled = _to_input(own, own.x, done.params[f"conv{block}.weight"], u)
-    first = patches.backward(done.first, _unpool(done.first.a, pooled)) if done.first else None
-    return Returned(g, first, found)
+            pooled = _to_input(own, own.x, cache.params[f"conv{block}.weight"], u)
+    first = patches.backward(cache.first, _unpool(cache.first.a, pooled)) if cache.first else None
+    return BackwardCache(g, first, found)
 
 
-def add_weight_gradients(done: Pass, back: Returned, pieces: Pieces, into: Params) -> None:
+def add_weight_gradients(cache: ForwardCache, grads: BackwardCache, pieces: Pieces, into: Params) -> None:
     """Add ∂L/∂θ of each class to its place in ``into``: the tensors that matching looks at, stacked over classes."""
-    if done.first and back.first:
-        of_images = patches.weight_gradients(done.first, back.first)
+    if cache.first and grads.first:
+        of_images = patches.weight_gradients(cache.first, grads.first)
         for place, part in pieces:
             into["conv0.weight"][place] += of_images[part].sum(0).view_as(into["conv0.weight"][place])
-    for block, own in done.blocks.items():
-        _add_to_filters(own, back.blocks[block], pieces, into[f"conv{block}.weight"])
+    for block, own in cache.blocks.items():
+        _add_to_filters(own, grads.blocks[block], pieces, into[f"conv{block}.weight"])
     for place, part in pieces:
-        into["linear.weight"][place].addmm_(back.logits[part].t(), done.features[part])
+        into["linear.weight"][place].addmm_(grads.logits[part].t(), cache.features[part])
 
 
-def add_bias_gradients(done: Pass, back: Returned, into: Params) -> None:
+def add_bias_gradients(cache: ForwardCache, grads: BackwardCache, into: Params) -> None:
     """Add ∂L/∂θ of γ, β and the classifier's bias, over all samples; that of a convolution's bias is zero."""
     ways: list[tuple[int, Tensor, _Back | patches.FirstBack]]
-    ways = [(block, own.a, back.blocks[block]) for block, own in done.blocks.items()]
-    if done.first and back.first:
-        ways.append((0, done.first.a, back.first))
+    ways = [(block, own.a, grads.blocks[block]) for block, own in cache.blocks.items()]
+    if cache.first and grads.first:
+        ways.append((0, cache.first.a, grads.first))
     for block, a, g in ways:
         positions = a.shape[2] * a.shape[3]
         into[f"norm{block}.weight"] += g.mean_h.sum(0).flatten() * positions
         into[f"norm{block}.bias"] += g.mean.sum(0).flatten() * positions
-    into["linear.bias"] += back.logits.sum(0)
+    into["linear.bias"] += grads.logits.sum(0)
 
 
-def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, pieces: Pieces) -> Tensor:
+def pixel_gradient(cache: ForwardCache, grads: BackwardCache, weights: Tensor, v: Params, pieces: Pieces) -> Tensor:
     """∇_S Σ_c ⟨∇_θ L^{S^c}(θ), v_c⟩ with L the cross-entropy, its samples weighted by ``weights`` (n,).
 
     ``v`` is stacked over classes.
     """
-    params = done.params
+    params = cache.params
     # forwards, with tangents: θ moves along v, the pixels stay
     dx: Tensor | None = None
     forth: patches.FirstTangent | None = None
-    if done.first:
+    if cache.first:
         filters = v["conv0.weight"][_places(pieces, weights.device)]
-        forth, dy = patches.tangent(done.first, filters)
-        dx = F.avg_pool2d(_rectified(dy, done.first.a, dy), 2)
+        forth, dy = patches.tangent(cache.first, filters)
+        dx = F.avg_pool2d(_rectified(dy, cache.first.a, dy), 2)
     tangents = {}
-    for block, own in done.blocks.items():
-        u = _tangent(done, block, dx, v[f"conv{block}.weight"], pieces)
+    for block, own in cache.blocks.items():
+        u = _tangent(cache, block, dx, v[f"conv{block}.weight"], pieces)
         mean_h = _mean(u * own.h)
         torch.addcmul(-own.r * _mean(u), u, own.r, out=u).addcmul_(own.h, -own.r * mean_h)
         dx = F.avg_pool2d(_rectified(u, own.a, torch.empty_like(u)), 2).mul_(_channel(params[f"norm{block}.weight"]))
@@ -220,25 +220,25 @@ def pixel_gradient(done: Pass, back: Returned, weights: Tensor, v: Params, piece
     assert dx is not None
     # the classifier and the loss: the derivative of the softmax p is diag p - p pᵀ
     matrix, matrices = params["linear.weight"], v["linear.weight"]
-    d_logits, d_features = dx.flatten(1) @ matrix.t(), torch.zeros_like(done.features)
+    d_logits, d_features = dx.flatten(1) @ matrix.t(), torch.zeros_like(cache.features)
     for place, part in pieces:
-        d_logits[part] += done.features[part] @ matrices[place].t()
-        d_features[part] = back.logits[part] @ matrices[place]
-    p = done.logits.softmax(1)
+        d_logits[part] += cache.features[part] @ matrices[place].t()
+        d_features[part] = grads.logits[part] @ matrices[place]
+    p = cache.logits.softmax(1)
     d_g = p * d_logits
     d_g = (d_g - p * d_g.sum(1, keepdim=True)) * weights[:, None]
-    pooled = layout((d_features + d_g @ matrix).view(done.shape))
+    pooled = channels_last((d_features + d_g @ matrix).view(cache.shape))
     # backwards, with tangents
-    for block in reversed(done.blocks):
-        own, g = done.blocks[block], back.blocks[block]
+    for block in reversed(cache.blocks):
+        own, g = cache.blocks[block], grads.blocks[block]
         u = _back_through_norm(own, g, pooled, *tangents[block])
         if block == 0:
             return _to_pixels(own, g, u, params["conv0.weight"], v["conv0.weight"], pieces)
-        pooled = _tangent_back(done, block, g, u, v[f"conv{block}.weight"], pieces)
-    assert done.first
-    assert back.first
+        pooled = _tangent_back(cache, block, g, u, v[f"conv{block}.weight"], pieces)
+    assert cache.first
+    assert grads.first
     assert forth
-    return patches.pixel_gradient(done.first, back.first, forth, _unpool(done.first.a, pooled))
+    return patches.pixel_gradient(cache.first, grads.first, forth, _unpool(cache.first.a, pooled))
 
 
 def class_by_class(device: torch.device) -> bool:
@@ -246,27 +246,27 @@ def class_by_class(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def _tangent(done: Pass, block: int, dx: Tensor | None, filters: Tensor, pieces: Pieces) -> Tensor:
+def _tangent(cache: ForwardCache, block: int, dx: Tensor | None, filters: Tensor, pieces: Pieces) -> Tensor:
     """Return dz = v * x + w * dx, with each class's own v in ``filters``; the pixels themselves have no dx."""
-    own = done.blocks[block]
+    own = cache.blocks[block]
     if own.tiles is None or dx is None:
         dz = _convolve(own, filters, pieces)
-        w = done.params[f"conv{block}.weight"]
+        w = cache.params[f"conv{block}.weight"]
         return dz if dx is None else dz.add_(_convolution(dx, w, own.padding, own.half))
-    products = torch.bmm(winograd.of_images(dx), done.tiled[block])
+    products = torch.bmm(winograd.of_images(dx), cache.tiled[block])
     for place, tiles in _tiles(own.tiles, own.x, pieces):
         products[:, tiles].baddbmm_(own.tiles[:, tiles], winograd.of_filters(filters[place]))
     return winograd.to_images(products, *own.x.shape[2:])
 
 
-def _tangent_back(done: Pass, block: int, g: _Back, dg: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
+def _tangent_back(cache: ForwardCache, block: int, g: _Back, dg: Tensor, filters: Tensor, pieces: Pieces) -> Tensor:
     """Return the tangent of ∂L/∂x from ``dg``, that of ∂L/∂z."""
-    own = done.blocks[block]
+    own = cache.blocks[block]
     if g.tiles is None:
-        dx = _to_input(own, own.x, done.params[f"conv{block}.weight"], dg)
+        dx = _to_input(own, own.x, cache.params[f"conv{block}.weight"], dg)
         _add_to_input(own, filters, g.z, pieces, dx)
         return dx
-    products = torch.bmm(winograd.of_gradients(dg), done.tiled[block].transpose(1, 2))
+    products = torch.bmm(winograd.of_gradients(dg), cache.tiled[block].transpose(1, 2))
     for place, tiles in _tiles(g.tiles, own.x, pieces):
         products[:, tiles].baddbmm_(g.tiles[:, tiles], winograd.of_filters(filters[place]).transpose(1, 2))
     return winograd.to_inputs(products, *own.x.shape[2:])

@@ -93,10 +93,10 @@ def backward(own: First, g: Tensor) -> FirstBack:
     return FirstBack(flat, products, mean, own.r * (products * own.w).sum(1, keepdim=True))
 
 
-def weight_gradients(own: First, back: FirstBack) -> Tensor:
+def weight_gradients(own: First, grads: FirstBack) -> Tensor:
     """Return ∂L/∂w of each image, (n, width, k)."""
-    positions = back.g.shape[1]
-    found = (back.products - own.sw * (own.r * back.mean_h)) * (own.r * own.gamma * positions)
+    positions = grads.g.shape[1]
+    found = (grads.products - own.sw * (own.r * grads.mean_h)) * (own.r * own.gamma * positions)
     return found.transpose(1, 2)
 
 
@@ -109,7 +109,7 @@ def tangent(own: First, filters: Tensor) -> tuple[FirstTangent, Tensor]:
     return FirstTangent(v, mean_h, d), dy.view(own.a.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
 
 
-def pixel_gradient(own: First, back: FirstBack, forth: FirstTangent, dg: Tensor) -> Tensor:
+def pixel_gradient(own: First, grads: FirstBack, forth: FirstTangent, dg: Tensor) -> Tensor:
     """Return the tangent of ∂L/∂x from ``dg``, that of g.
 
     It is d(∂L/∂z) wᵀ + ∂L/∂z vᵀ at each position, and then the patches are put together. With ∂L/∂z as in
@@ -121,14 +121,14 @@ def pixel_gradient(own: First, back: FirstBack, forth: FirstTangent, dg: Tensor)
     scale = r * own.gamma
     products, mean = _products(own, flat)
     mean_dgh = r * (products * w).sum(1, keepdim=True)
-    crossed = own.gamma * (back.products * forth.d).sum(1, keepdim=True)
+    crossed = own.gamma * (grads.products * forth.d).sum(1, keepdim=True)
     through = scale * (forth.v - w * (r * forth.mean_h))
     straight = scale * w
-    on_h = straight * (r * mean_dgh) + w * (r * r * crossed) + forth.d * (scale * back.mean_h)
-    on_patches = -torch.matmul(on_h, w.t()) - torch.bmm(w * (r * back.mean_h), through.transpose(1, 2))
-    constant = -torch.bmm(mean, straight.transpose(1, 2)) - torch.bmm(back.mean, through.transpose(1, 2))
+    on_h = straight * (r * mean_dgh) + w * (r * r * crossed) + forth.d * (scale * grads.mean_h)
+    on_patches = -torch.matmul(on_h, w.t()) - torch.bmm(w * (r * grads.mean_h), through.transpose(1, 2))
+    constant = -torch.bmm(mean, straight.transpose(1, 2)) - torch.bmm(grads.mean, through.transpose(1, 2))
     columns = torch.bmm(torch.cat([on_patches, constant], 1).transpose(1, 2), own.patches)
-    columns.baddbmm_(straight, flat.transpose(1, 2)).baddbmm_(through, back.g.transpose(1, 2))
+    columns.baddbmm_(straight, flat.transpose(1, 2)).baddbmm_(through, grads.g.transpose(1, 2))
     return F.fold(columns, own.shape[2:], own.kernel, padding=own.padding)
 
 
