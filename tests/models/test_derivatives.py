@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from qdsim.algorithms.distillation import match, pixel_gradients
+from qdsim.algorithms.distillation import group_by_size, match, pixel_gradients
 from qdsim.algorithms.local_sgd import class_gradients, micro_batches
 from qdsim.models.compute import Compute
 from qdsim.models.convnet import ConvNet
@@ -199,5 +199,5 @@ def test_compiled_passes_give_the_same_numbers():
     for name in by_class:
         torch.testing.assert_close(other_by_class[name], by_class[name], rtol=1e-8, atol=1e-11)
     plain = (derivatives.forward, derivatives.backward)
-    assert compiled._passes(4, tiled=False) != plain
-    assert compiled._passes(3, tiled=False) == compiled._passes(4, tiled=True) == plain
+    assert compiled._forward_backward(4, tiled=False) != plain
+    assert compiled._forward_backward(3, tiled=False) == compiled._forward_backward(4, tiled=True) == plain

@@ -176,11 +176,11 @@ def test_the_capacity_is_what_ray_then_places():
     from ray.util.placement_group import placement_group, remove_placement_group
 
     shapes = [{"num_cpus": 4, "num_gpus": 1}, {"num_cpus": 3, "num_gpus": 2}, {"num_cpus": 8, "num_gpus": 4}]
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for i, shape in enumerate(shapes):
-            cluster.add_node(**shape, memory=(i + 1) * 10**9, object_store_memory=80 * 2**20)
-        ray.init(address=cluster.address, namespace="layout")
+            made.add_node(**shape, memory=(i + 1) * 10**9, object_store_memory=80 * 2**20)
+        ray.init(address=made.address, namespace="layout")
         there = [node for node in cluster.nodes() if node.cpus]
         draws = random.Random(0)
         for _ in range(20):
@@ -201,7 +201,7 @@ def test_the_capacity_is_what_ray_then_places():
                     wait_until_free(there)
     finally:
         ray.shutdown()
-        cluster.shutdown()
+        made.shutdown()
 
 
 def wait_until_free(there):
