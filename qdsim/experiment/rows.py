@@ -9,24 +9,18 @@ from qdsim.data.forgetting import Branch
 from qdsim.experiment.plan import Cell, SeedPlan
 from qdsim.experiment.progress import Progress, Row
 from qdsim.federation.rounds import RoundResult
-from qdsim.store import run_directory
+from qdsim.store import run_directory, tables
 
 SHARED = "shared"
 """The method's name in rows of training."""
 CONVERGED_WITHIN = 0.01
-SUMMED = ("wall_s", "client_compute_s", "critical_path_s", "evaluation_s", "aggregation_s", "wait_s", "busy_s")
-COUNTED = ("samples", "gradients", "bytes_up", "bytes_down", "participants_expected", "participants_received")
-CLIENT_COLUMNS = (
-    "client_id",
-    "num_samples",
-    "loss",
-    "compute_s",
-    "matching_s",
-    "step_s",
-    "node_id",
-    "gpu_id",
-    "peak_memory_bytes",
-)
+SUMMED = tuple(column.name for column in tables.COLUMNS["stages"] if column.summed)
+"""Clocks and counts that a phase's row has the sums of."""
+SCORES = tuple(column.name for column in tables.SCORES)
+"""Accuracies that a phase's row takes from its last round."""
+GIVEN = {"reused", *(column.name for column in tables.KEYS)}
+CLIENT_COLUMNS = tuple(name for name in tables.names("clients") if name not in GIVEN)
+"""What a client's row takes from its update, whose fields have the same names."""
 Scores = dict[str, float | None]
 
 
@@ -127,9 +121,8 @@ def stage_row(named: Row, rounds: list[Row], phase: Phase, before: Scores, stora
         "converged_round": converged,
         "forget_accuracy_start": before.get("forget_accuracy"),
         "retain_accuracy_start": before.get("retain_accuracy"),
-        **{name: sum(r[name] for r in rounds) for name in (*SUMMED, *COUNTED)},
-        **{name: last.get(name) for name in ("test_accuracy", "forget_accuracy", "retain_accuracy")},
-        **{name: last.get(name) for name in ("forget_accuracy_train", "retain_accuracy_train")},
+        **{name: sum(r[name] for r in rounds) for name in SUMMED},
+        **{name: last.get(name) for name in SCORES},
         "data_size": last["data_size"],
         "storage_bytes": storage[0],
         "storage_bytes_nominal": storage[1],

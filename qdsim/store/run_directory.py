@@ -89,7 +89,7 @@ def check_parts(run_dir: Folder) -> None:
 
 def _check_columns(data: pa.Table, table: str) -> None:
     """Refuse columns that no version has: checksums cover a part's values, not its schema."""
-    known = {name: kind for name, kind, _ in tables.COLUMNS[table]}
+    known = {column.name: column.type for column in tables.COLUMNS[table]}
     odd = [field.name for field in data.schema if known.get(field.name) != field.type]
     if odd:
         raise ValueError(f"column {odd[0]!r} is none of this table's")

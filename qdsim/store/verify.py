@@ -11,7 +11,7 @@ import pyarrow as pa
 from qdsim.errors import BadInput
 from qdsim.store import run_directory
 from qdsim.store.storage import Folder
-from qdsim.store.tables import COLUMNS
+from qdsim.store.tables import COLUMNS, names
 
 IGNORED = ("run_id", "node_id", "gpu_id", "peak_memory_bytes", "reused")
 KEYS = ("cell", "seed", "method", "request", "phase", "round", "client_id", "class", "attack", "subset", "synthetic")
@@ -37,9 +37,8 @@ def read_table(run: Folder, table: str) -> pd.DataFrame:
             parts.append(run_directory.read_part(path))
         except (OSError, ValueError, pa.ArrowException) as error:
             raise BadInput("RUN", str(path), f"cannot be read: {str(error).splitlines()[0]}") from None
-    names = [name for name, _, _ in COLUMNS[table]]
     if not parts:
-        return pd.DataFrame(columns=names)
+        return pd.DataFrame(columns=names(table))
     frame: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
     return frame
 
