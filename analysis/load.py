@@ -1,10 +1,10 @@
 """From run directories to tidy DataFrames. Bad input costs one line each, never the rest of the report.
 
 ``load(RUNS)`` takes run directories and folders that hold them. Each table is one DataFrame over all runs, in the order
-of runs, cells, seeds, requests and phases, with the columns of ``qdsim/tables.py`` and, so that runs can be told apart
-and compared, ``job``, ``dataset``, ``setting`` (equal for runs that differ in seeds and methods alone), ``partition``
-(hash of who got which samples) and ``asked`` (the request as the job has it: ``client:random`` where ``request`` names
-the client that a seed drew).
+of runs, cells, seeds, requests and phases, with the columns of ``qdsim/store/tables.py`` (a run of an older version is
+read in today's words) and, so that runs can be told apart and compared, ``job``, ``dataset``, ``setting`` (equal for
+runs that differ in seeds and methods alone), ``partition`` (hash of who got which samples) and ``asked`` (the request
+as the job has it: ``client:random`` where ``request`` names the client that a seed drew).
 """
 
 import hashlib
@@ -164,7 +164,7 @@ def read_tables(path: Folder) -> tuple[dict[str, pa.Table], list[str], list[str]
 def _read_part(path: Folder, table: str) -> tuple[pa.Table, list[str], str] | str:
     """Read a part with the table's columns, those it lacks as nulls; or say in a few words why not."""
     try:
-        data = read_part(path)
+        data = read_part(path, table)
     except (pa.ArrowException, OSError, ValueError):
         return "not a whole Parquet file"
     version = (data.schema.metadata or {}).get(b"qdsim.schema_version", b"").decode()

@@ -154,7 +154,7 @@ def class_means(
     return found
 
 
-def learnt(synthetic: SyntheticSet, pixels: Tensor, velocity: Tensor) -> SyntheticSet:
+def learned(synthetic: SyntheticSet, pixels: Tensor, velocity: Tensor) -> SyntheticSet:
     """Return the set with its new pixels; refuse pixels that are no longer numbers, or no longer those of an image."""
     largest = float(pixels.abs().max()) if pixels.numel() else 0.0
     if not largest <= LARGEST_PIXEL:  # not a number either
@@ -209,4 +209,4 @@ def finetune(
                 _, gradient = summed_gradient(compute, theta, pixels[rows], labels[rows])
                 P.step_(theta, gradient, -FINETUNE_LR / len(rows))
     update = make_update(client.client_id, len(client.labels), {}, {}, losses, processed, watch)
-    return replace(client, synthetic=learnt(synthetic, pixels, velocity)), update
+    return replace(client, synthetic=learned(synthetic, pixels, velocity)), update

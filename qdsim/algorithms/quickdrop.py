@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, learnt, match
+from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, learned, match
 from qdsim.algorithms.history import History
 from qdsim.algorithms.local_sgd import batches, class_gradients, make_update
 from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase, Updates
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Stage
-from qdsim.algorithms.stopping import RECOVERED, RELEARNT, TRAINED
+from qdsim.algorithms.stopping import RECOVERED, RELEARNED, TRAINED
 from qdsim.clocks import Stopwatch
 from qdsim.data.clients import ClientState
 from qdsim.data.forgetting import Branch, View
@@ -75,7 +75,7 @@ def train(
         losses.append(loss / len(chosen))
         processed += len(chosen)
     update = make_update(client.client_id, len(samples), params, theta, losses, processed, watch)
-    return replace(client, synthetic=learnt(synthetic, pixels, velocity)), update
+    return replace(client, synthetic=learned(synthetic, pixels, velocity)), update
 
 
 def synthetic_rows(
@@ -114,7 +114,7 @@ def phases(hyper: Hyperparameters, settings: None, branch: Branch, history: Hist
     return [
         replace(fedavg.phase("unlearn", hyper.unlearn, forget, fedavg.forgot(branch)), client_step=ascend),
         fedavg.phase("recover", hyper.recover, retain, RECOVERED),
-        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn.data == "mixed" else forget, RELEARNT),
+        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn.data == "mixed" else forget, RELEARNED),
     ]
 
 

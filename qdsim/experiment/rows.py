@@ -108,16 +108,16 @@ def stage_row(named: Row, rounds: list[Row], phase: Phase, before: Scores, stora
     last = rounds[-1]
     score = "retain_accuracy" if last.get("retain_accuracy") is not None else "test_accuracy"
     converged = next(r["round"] for r in rounds if r[score] >= last[score] - CONVERGED_WITHIN)
-    rule = "rounds"
+    stop_reason = "rounds"
     if phase.ends_by is not None:
         early = phase.ends_by.reached(scores_of(phase, rounds, before))
-        rule = f"converged: {phase.ends_by}" if early else f"rounds, not converged: {phase.ends_by}"
+        stop_reason = f"converged: {phase.ends_by}" if early else f"rounds, not converged: {phase.ends_by}"
     return {
         **named,
         "round": last["round"],
-        "rule": rule,
+        "stop_reason": stop_reason,
         "rounds_run": len(rounds),
-        "rounds_most": phase.stage.rounds,
+        "max_rounds": phase.stage.rounds,
         "converged_round": converged,
         "forget_accuracy_start": before.get("forget_accuracy"),
         "retain_accuracy_start": before.get("retain_accuracy"),

@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+RENAMED_COLUMNS = {"stages": {"rule": "stop_reason", "rounds_most": "max_rounds"}}
+"""Of each table the columns that had other names before version 4, with those that they have now."""
+RENAMED_ATTACKS = {"balanced": "loss_threshold", "literal": "entropy_svm"}
+"""The attacks of membership inference that had other names before version 4, in jobs, too."""
+RENAMED_VALUES = {"membership": {"attack": RENAMED_ATTACKS}}
+"""Of each table and column the values that had other names before version 4."""
 
 
 class Column(NamedTuple):
@@ -103,10 +109,12 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     "stages": (
         *KEYS,
         Column(
-            "rule", pa.string(), "what ended the phase: `rounds`, a fixed number of them, or the rule of convergence"
+            "stop_reason",
+            pa.string(),
+            "`rounds`: it ran all of them; `converged: RULE`: by this rule; `rounds, not converged: RULE`: not by it",
         ),
-        Column("rounds_run", pa.int64(), "rounds of the phase"),
-        Column("rounds_most", pa.int64(), "rounds after which it would have ended at the latest"),
+        Column("rounds_run", pa.int64(), "rounds that the phase took"),
+        Column("max_rounds", pa.int64(), "rounds after which it would have ended at the latest"),
         Column(
             "converged_round",
             pa.int64(),
@@ -158,7 +166,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "membership": (
         *KEYS,
-        Column("attack", pa.string(), "`balanced` or `literal`, see qdsim/federation/membership.py"),
+        Column("attack", pa.string(), "`loss_threshold` or `entropy_svm`, see qdsim/federation/attacks.py"),
         Column("subset", pa.string(), "`forget` or `retain`: training samples of D_f, or of the rest"),
         Column("member_rate", pa.float64(), "share of the subset that the attack takes for members"),
         Column("auc", pa.float64(), "area under the ROC curve, of the subset against non-members of its kind"),
@@ -189,3 +197,23 @@ def schema(table: str, run_id: str) -> pa.Schema:
     """Return a table's schema with its version and the run in the metadata."""
     fields = [pa.field(column.name, column.type, metadata={"about": column.about}) for column in COLUMNS[table]]
     return pa.schema(fields, metadata={"qdsim.schema_version": str(SCHEMA_VERSION), "qdsim.run_id": run_id})
+
+
+def version(data: pa.Table) -> int:
+    """Return the schema version that a part was written with; 0 where it does not say, as somebody else's table."""
+    return int((data.schema.metadata or {}).get(b"qdsim.schema_version", b"0"))
+
+
+def upgrade(table: str, data: pa.Table) -> pa.Table:
+    """Return a part of an older version in today's words; its metadata still says which version that is."""
+    if not 0 < version(data) < SCHEMA_VERSION:
+        return data
+    renamed, metadata = RENAMED_COLUMNS.get(table, {}), data.schema.metadata
+    data = data.rename_columns([renamed.get(name, name) for name in data.column_names])
+    data = data.replace_schema_metadata(metadata)  # which renaming drops
+    for name, words in RENAMED_VALUES.get(table, {}).items():
+        if name in data.column_names:
+            place = data.column_names.index(name)
+            values = [words.get(value, value) for value in data[name].to_pylist()]
+            data = data.set_column(place, data.schema.field(place), pa.array(values, data[name].type))
+    return data

@@ -137,7 +137,7 @@ def test_a_table_of_an_older_schema(tmp_path):
         pq.write_table(data.replace_schema_metadata({"qdsim.schema_version": "1"}), part)
     results = load(tmp_path)
     assert results.rounds["busy_s"].isna().all()
-    assert results.problems == ["made-1: its tables have schema version 1, not 3, and lack rounds.busy_s"]
+    assert results.problems == ["made-1: its tables have schema version 1, not 4, and lack rounds.busy_s"]
     assert results.sound.runs["run_id"].tolist() == ["made-1"]
 
 

@@ -124,7 +124,7 @@ SETTINGS = {
     "recover": {"rounds": 1, "steps": 1},
     "relearn": {"rounds": 0},
     "model": {"width": 2},
-    "membership": ["balanced"],
+    "membership": ["loss_threshold"],
 }
 
 
