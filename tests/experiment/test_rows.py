@@ -23,7 +23,7 @@ def test_a_client_is_asked_for_what_its_row_has():
 
 
 def test_every_column_says_what_it_means():
-    """In a line that is no sentence's beginning, and once in a table."""
+    """And stands in its table once."""
     for table, columns in tables.COLUMNS.items():
         assert len({column.name for column in columns}) == len(columns), table
         assert all(column.about for column in columns), table
