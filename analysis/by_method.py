@@ -119,7 +119,7 @@ def settings(results: Results, job: str) -> Iterator[tuple[str, str, Results]]:
 
 def supply(runs: pd.DataFrame, job: str) -> str:
     """Say what would supply an item, given the runs of its job that cannot be used."""
-    command = f"qdsim run jobs/{job}.toml"
+    command = f"qdsim run {job}"
     states = dict(zip(runs["run_id"], runs["state"], strict=True))
     running = [run for run, state in states.items() if state == "running"]
     if running:

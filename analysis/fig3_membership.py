@@ -33,7 +33,7 @@ def make(results: Results) -> list[Table | Figure]:
     for stem, what, own in by_method.settings(results, JOB):
         made += attack_items(own, stem, f"{TITLE} ({what})", by_method.warnings(own))
     if not made:
-        raise Missing(f'qdsim run jobs/{JOB}.toml, with membership = ["loss_threshold", "entropy_svm"]')
+        raise Missing(f'qdsim run {JOB}, with membership = ["loss_threshold", "entropy_svm"]')
     return made
 
 

@@ -21,7 +21,7 @@ def make(results: Results) -> list[Figure]:
     for stem, what, own in by_method.settings(results, JOB):
         made += sequence_figure(own, stem, f"{TITLE} ({what})", by_method.warnings(own))
     if not made:
-        raise Missing(f"qdsim run jobs/{JOB}.toml, with sequence = true")
+        raise Missing(f"qdsim run {JOB}, with sequence = true")
     return made
 
 

@@ -31,7 +31,7 @@ def make(results: Results) -> list[Table | Figure]:
         outcomes, shown = with_swept(compare.outcomes(own), KEY)
         outcomes = outcomes.merge(_gradients(own), on=["run_id", "cell", "seed"], how="left")
         line, seeds = reference(results, outcomes, compare.ORACLE, ("model", "train"))
-        source = f"mean of {seeds} seeds" if seeds else "none: it comes from jobs/table2_cifar10.toml"
+        source = f"mean of {seeds} seeds" if seeds else "none: it comes from qdsim run table2_cifar10"
         notes = [*shown, f"line of Retrain-Or: {source}", *by_method.warnings(own)]
         where = PAPER.where if PAPER.covers(own.runs.iloc[0]) else None
         title = f"{TITLE} ({what})"

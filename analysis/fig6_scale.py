@@ -30,7 +30,7 @@ def make(results: Results) -> list[Table | Figure]:
     for stem, what, own in by_method.settings(results, JOB):
         outcomes, shown = with_swept(compare.outcomes(own), KEY)
         line, seeds = reference(results, outcomes, "sga", ("model", "train", "unlearn", "sga"))
-        source = f"mean of {seeds} seeds" if seeds else "none: it comes from jobs/table2_cifar10.toml"
+        source = f"mean of {seeds} seeds" if seeds else "none: it comes from qdsim run table2_cifar10"
         notes = [*shown, f"line of SGA-Or, on the real samples: {source}", *by_method.warnings(own)]
         where = PAPER.where if PAPER.covers(own.runs.iloc[0]) else None
         title = f"{TITLE} ({what})"

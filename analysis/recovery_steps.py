@@ -42,7 +42,7 @@ def make(results: Results) -> list[Table | Figure]:
         outcomes, shown = with_swept(compare.outcomes(own), KEY)
         retrained = same_federation(results, outcomes, "retrain", SECTIONS)
         if retrained.empty:
-            raise Missing("jobs/table2_cifar10.toml: retraining of the same seed, partition and settings")
+            raise Missing("qdsim run table2_cifar10: retraining of the same seed, partition and settings")
         points = _points(own, outcomes, retrained)
         goal = float(retrained["final.retain_accuracy"].mean())
         seeds = retrained["seed"].nunique()

@@ -21,14 +21,14 @@ def make(results: Results) -> list[Table]:
     outcomes = compare.outcomes(sound)
     costs = [f"relearn.{cost}" for cost in compare.COSTS]
     if not set(costs) <= set(outcomes):
-        raise Missing(f"qdsim run jobs/{JOB}.toml")
+        raise Missing(f"qdsim run {JOB}")
     relearned = outcomes.dropna(subset=costs)
     own = relearned[relearned["method"] == "quickdrop"][["run_id", *compare.SAME, *costs]]
     others = relearned[relearned["method"] != "quickdrop"].merge(
         own, on=["run_id", *compare.SAME], suffixes=("", "_own")
     )
     if others.empty:
-        raise Missing(f"qdsim run jobs/{JOB}.toml")
+        raise Missing(f"qdsim run {JOB}")
     for cost, column in zip(costs, COLUMNS, strict=True):
         others[column.key] = others[cost] / others[f"{cost}_own"]
     described = {run["setting"]: by_method.describe(run) for _, run in sound.runs.iterrows()}

@@ -33,7 +33,7 @@ def make(results: Results) -> list[Table]:
     for manifest in results.manifests.values():
         declared |= manifest.get("methods") or {}
     if not declared:
-        raise Missing(f"qdsim run jobs/{JOB}.toml")
+        raise Missing(f"qdsim run {JOB}")
     rows = [row for method in style.method_order(declared) for row in _declared(method, declared[method])]
     measured, notes = _measured(results.sound)
     table = pd.concat([pd.DataFrame(rows), measured[measured["method"].isin(declared)]], ignore_index=True)

@@ -17,15 +17,15 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ.pop("RAY_ADDRESS", None)
 os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}  # of the object store that tests start
 
-from qdsim.algorithms.phase import Assignment
+from qdsim.algorithms.phase import RoundContext
 from qdsim.data.clients import ClientState
-from qdsim.data.datasets import Pixels
+from qdsim.data.datasets import Normalization
 from qdsim.models.compute import Compute
 from qdsim.models.convnet import ConvNet
 
 PROJECT = Path(__file__).parent.parent
 LONGEST = ("test_three_hosts", "test_ray", "test_faults", "analysis/test_report", "test_storage", "test_crash")
-NAMES = Assignment(run_seed=0, request="", phase="train", round_number=1)
+CTX = RoundContext(run_seed=0, request="", phase="train", round_number=1)
 
 
 def make_client(client_id: int, labels: list[int], *, size: int = 8, seed: int = 0) -> ClientState:
@@ -33,7 +33,7 @@ def make_client(client_id: int, labels: list[int], *, size: int = 8, seed: int =
     rng = np.random.default_rng([seed, client_id])
     pool = rng.integers(0, 256, (len(labels), 1, size, size), dtype=np.uint8)
     array = np.asarray(labels, dtype=np.int64)
-    return ClientState(client_id, pool, Pixels((0.5,), (0.25,)), np.arange(len(labels)), array)
+    return ClientState(client_id, pool, Normalization((0.5,), (0.25,)), np.arange(len(labels)), array)
 
 
 def make_compute(num_classes: int = 3, *, width: int = 4, size: int = 8, micro_batch: int = 32) -> Compute:
@@ -61,7 +61,7 @@ def cluster_address() -> Iterator[str]:
     args = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 200 * 2**20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=args)
     yield cluster.address
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="session")

@@ -47,12 +47,12 @@ def descendants(pid: int) -> dict[int, str]:
     return {child: titles.get(child, "") for child in found - {pid}}
 
 
-def processes(command: subprocess.Popen, target: str) -> list[int]:
+def processes(command: subprocess.Popen[bytes], target: str) -> list[int]:
     """Return the actors of a kind that the command has now."""
     return sorted(pid for pid, title in descendants(command.pid).items() if title.startswith(TITLES[target]))
 
 
-def kill_one(command: subprocess.Popen, target: str, draws: random.Random, orphans: dict[int, str]) -> str:
+def kill_one(command: subprocess.Popen[bytes], target: str, draws: random.Random, orphans: dict[int, str]) -> str:
     """Kill the command, its driver or one of its client actors; whichever does not exist, the command.
 
     What a killed command leaves goes on for a while, beside the run that is resumed: ``orphans`` takes note of it.
@@ -87,7 +87,7 @@ def alive(pid: int, title: str) -> bool:
         return False
 
 
-def start(job: Path, out: Path, engine: str = "ray") -> subprocess.Popen:
+def start(job: Path, out: Path, engine: str = "ray") -> subprocess.Popen[bytes]:
     """Start the command, or resume it."""
     arguments = ["run", str(job), "--out", str(out), "--engine", engine, "--resume"]
     with open(out.parent / f"{out.name}.log", "a", encoding="utf-8") as log:

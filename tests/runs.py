@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 
 from qdsim.cli import launch
 from qdsim.experiment import config
-from qdsim.experiment.progress import Progress
+from qdsim.experiment.progress import Event
 from qdsim.federation.chaos import Fault
+from qdsim.store.storage import Folder
+
+Place = TypeVar("Place", bound=Folder)
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -28,20 +31,20 @@ def ignore(*_: Any) -> None:
 
 
 def run(
-    out: Path,
+    out: Place,
     *,
     engine: str = "inline",
     address: str | None = None,
-    emit: Callable[[Progress], None] = ignore,
-    resume: bool | Path = False,
+    emit: Callable[[Event], None] = ignore,
+    resume: bool | Folder = False,
     chaos: Sequence[str] = (),
     **changes: Any,
-) -> Path:
+) -> Place:
     """Run the tiny job, changed section by section, and return its directory."""
     values = {**TINY, **{k: {**TINY[k], **v} if isinstance(TINY.get(k), dict) else v for k, v in changes.items()}}
     job = config.validate(values)
-    origin = {"job": "tiny", "profile": None, "set": []}
-    return launch.run(
+    origin: dict[str, Any] = {"job": "tiny", "profile": None, "set": []}
+    made = launch.run(
         job,
         out,
         engine=engine,
@@ -52,6 +55,7 @@ def run(
         resume=resume,
         faults=[Fault.parse(text) for text in chaos],
     )
+    return cast(Place, made)
 
 
 def table(run_dir: Path, name: str) -> pd.DataFrame:

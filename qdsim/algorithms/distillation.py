@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qdsim.algorithms.local_sgd import batches, class_gradients, make_update, micro_batches, summed_gradient
-from qdsim.algorithms.phase import Assignment, ClientUpdate
+from qdsim.algorithms.phase import ClientUpdate, RoundContext
 from qdsim.algorithms.settings import Distillation
 from qdsim.clocks import Stopwatch
 from qdsim.data.clients import ClientState, SyntheticSet
@@ -168,7 +168,7 @@ def finetune(
     *,
     distillation: Distillation,
     batch_size: int,
-    names: Assignment,
+    ctx: RoundContext,
     compute: Compute,
 ) -> tuple[ClientState, ClientUpdate]:
     """Refine S_i on one fresh network (§3.3.2): match, train the network on S_i, 50 times over.
@@ -182,8 +182,8 @@ def finetune(
     pixels = synthetic.images.to(compute.device, copy=True)
     velocity = synthetic.velocity.to(compute.device, copy=True)
     labels = torch.from_numpy(synthetic.labels).to(compute.device)
-    theta = P.to(compute.model.init(names.generator("finetune-init", client.client_id), dtype), compute.device)
-    draws = names.generator("batches", client.client_id)
+    theta = P.to(compute.model.init(ctx.generator("finetune-init", client.client_id), dtype), compute.device)
+    draws = ctx.generator("batches", client.client_id)
     classes = np.unique(client.labels)
     own = {int(c): np.flatnonzero(client.labels == c) for c in classes}
     rows_of_class = {int(c): np.flatnonzero(synthetic.labels == c) for c in classes}

@@ -12,25 +12,25 @@ import numpy as np
 import torch
 
 from qdsim.algorithms import local_sgd
-from qdsim.algorithms.phase import Assignment, Phase, Updates
+from qdsim.algorithms.phase import Phase, RoundContext, Updates
 from qdsim.algorithms.settings import Hyperparameters, Stage
 from qdsim.algorithms.stopping import FORGOT, RECOVERED, RELEARNED, Rule
-from qdsim.data.forgetting import Branch, View
+from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.params import Params
 
 
-def select(sizes: np.ndarray, names: Assignment, *, participation: float) -> list[int]:
+def select(sizes: np.ndarray, ctx: RoundContext, *, participation: float) -> list[int]:
     """Draw the participants among the clients with non-empty Z_i (footnotes 1 and 2), in client order."""
     holders = np.flatnonzero(sizes)
     wanted = max(1, round(participation * len(holders)))
     if wanted >= len(holders):
         return [int(i) for i in holders]
-    drawn = torch.randperm(len(holders), generator=names.generator("participants"))[:wanted].numpy()
+    drawn = torch.randperm(len(holders), generator=ctx.generator("participants"))[:wanted].numpy()
     return [int(i) for i in np.sort(holders[drawn])]
 
 
-def server_step(params: Params, updates: Updates, names: Assignment) -> Params:
+def server_step(params: Params, updates: Updates, ctx: RoundContext) -> Params:
     """θ ← θ + Σ |Z_i|/|Z| Δ_i."""
     return P.add_weighted_mean(params, ((update.num_samples, update.delta) for update in updates))
 
@@ -48,12 +48,12 @@ def phase(name: str, stage: Stage, view: View, rule: Rule | None = None) -> Phas
     )
 
 
-def forgot(branch: Branch) -> Rule | None:
+def forgot(request: UnlearningRequest) -> Rule | None:
     """Return the rule that ends ascent: none at client level, where only retraining tells what F-Set should be."""
-    return None if branch.forget.clients else FORGOT
+    return None if request.forget.clients else FORGOT
 
 
-def recover(hyper: Hyperparameters, branch: Branch, rounds: int) -> Phase:
+def recover(hyper: Hyperparameters, request: UnlearningRequest, rounds: int) -> Phase:
     """Recovery of the baselines: rounds of training as it was, on D without what is gone (Algorithm 1)."""
     as_trained = hyper.train
     stage = Stage(
@@ -64,10 +64,10 @@ def recover(hyper: Hyperparameters, branch: Branch, rounds: int) -> Phase:
         as_trained.participation,
         hyper.recover.stop,
     )
-    return phase("recover", stage, View("real", without=branch.gone), RECOVERED)
+    return phase("recover", stage, View("real", without=request.forgotten), RECOVERED)
 
 
-def relearn(hyper: Hyperparameters, branch: Branch) -> Phase:
+def relearn(hyper: Hyperparameters, request: UnlearningRequest) -> Phase:
     """Relearning of the baselines: descent on D_f (§4.7), or on all that was not forgotten before."""
-    only = None if hyper.relearn.data == "mixed" else branch.forget
-    return phase("relearn", hyper.relearn, View("real", only=only, without=branch.earlier), RELEARNED)
+    only = None if hyper.relearn.data == "mixed" else request.forget
+    return phase("relearn", hyper.relearn, View("real", only=only, without=request.previously_forgotten), RELEARNED)

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.algorithms.history import History, Recorded
+from qdsim.algorithms.history import History, UpdateNorms
 from qdsim.algorithms.methods import FedEraser
-from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase, Updates
+from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext, Updates
 from qdsim.algorithms.settings import Hyperparameters, Stage
 from qdsim.data.clients import ClientState
-from qdsim.data.forgetting import Branch, View
+from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
 from qdsim.models.params import Params
@@ -44,15 +44,15 @@ def retained_rounds(rounds: int, interval: int) -> list[int]:
     return [1 + j * interval for j in range(max(1, rounds // interval))]
 
 
-def uses_stored_first(settings: FedEraser, branch: Branch) -> bool:
+def uses_stored_first(settings: FedEraser, request: UnlearningRequest) -> bool:
     """Tell whether round 1 applies the stored updates: they know nothing of a client that is left out."""
     wanted = settings.first_round
-    return not branch.gone.classes if wanted == "auto" else wanted == "stored"
+    return not request.forgotten.classes if wanted == "auto" else wanted == "stored"
 
 
-def select(sizes: np.ndarray, names: Assignment, *, history: History, interval: int, stored_first: bool) -> list[int]:
+def select(sizes: np.ndarray, ctx: RoundContext, *, history: History, interval: int, stored_first: bool) -> list[int]:
     """A_j: the participants of round t_j that still have data; none where nothing has to be computed."""
-    t = _training_names(names, interval).round_number
+    t = _training_context(ctx, interval).round_number
     if stored_first and t == 1:
         return []
     return sorted(i for i in history.rounds[t] if sizes[i])
@@ -65,30 +65,30 @@ def calibrate(
     stage: Stage,
     view: View,
     interval: int,
-    names: Assignment,
+    ctx: RoundContext,
     compute: Compute,
 ) -> tuple[ClientState, ClientUpdate]:
     """Û_k: ⌈r T⌉ local steps from the replayed model on what is left of D_k."""
-    drawn = _training_names(names, interval)
-    return local_sgd.run(client, params, stage=stage, view=view, names=drawn, compute=compute)
+    drawn = _training_context(ctx, interval)
+    return local_sgd.run(client, params, stage=stage, view=view, ctx=drawn, compute=compute)
 
 
 def server_step(
     params: Params,
     updates: Updates,
-    names: Assignment,
+    ctx: RoundContext,
     *,
     history: History,
     interval: int,
     norm: str,
     stored_first: bool,
-    branch: Branch,
+    request: UnlearningRequest,
 ) -> Params:
     """θ ← θ + Σ w_k Ũ_k; round 1 at client level: θ + Σ w_k U_k with the stored updates."""
-    t = _training_names(names, interval).round_number
+    t = _training_context(ctx, interval).round_number
     recorded = history.rounds[t]
     if stored_first and t == 1:
-        kept = [i for i in sorted(recorded) if i not in branch.gone.clients]
+        kept = [i for i in sorted(recorded) if i not in request.forgotten.clients]
         stored = ((recorded[i].num_samples, history.first[i]) for i in kept)
         return P.add_weighted_mean(params, stored) if kept else params
     calibrated = _calibrated(updates, recorded, norm)
@@ -98,7 +98,7 @@ def server_step(
     return P.add_weighted_mean(params, chain([first], calibrated))
 
 
-def _calibrated(updates: Updates, recorded: dict[int, Recorded], norm: str) -> Iterator[tuple[int, Params]]:
+def _calibrated(updates: Updates, recorded: dict[int, UpdateNorms], norm: str) -> Iterator[tuple[int, Params]]:
     for update in updates:
         yield update.num_samples, calibrated_update(update.delta, recorded[update.client_id].norms, norm)
 
@@ -113,15 +113,15 @@ def calibrated_update(fresh: Params, stored: dict[str, float], norm: str) -> Par
     return {name: tensor * scale[name] for name, tensor in fresh.items()}
 
 
-def phases(hyper: Hyperparameters, settings: FedEraser, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: FedEraser, request: UnlearningRequest, history: History) -> list[Phase]:
     """Replay from θ_0, recover on what is left, relearn."""
-    retain = View("real", without=branch.gone)
+    retain = View("real", without=request.forgotten)
     steps = math.ceil(round(settings.calibration * hyper.train.steps, 9))  # 0.28 of 50 is 14
     # how many rounds training took is known afterwards only, where a convergence rule ended it
     trained = len(history.rounds) or hyper.train.rounds
     rounds = len(retained_rounds(trained, settings.interval))
     stage = replace(hyper.train, rounds=rounds, steps=steps, stop="rounds")
-    interval, stored_first = settings.interval, uses_stored_first(settings, branch)
+    interval, stored_first = settings.interval, uses_stored_first(settings, request)
     replay = replace(
         fedavg.phase("unlearn", stage, retain),
         select=partial(select, history=history, interval=interval, stored_first=stored_first),
@@ -132,19 +132,21 @@ def phases(hyper: Hyperparameters, settings: FedEraser, branch: Branch, history:
             interval=interval,
             norm=settings.norm,
             stored_first=stored_first,
-            branch=branch,
+            request=request,
         ),
         start="initial",
     )
-    return [replay, fedavg.recover(hyper, branch, settings.recover_rounds), fedavg.relearn(hyper, branch)]
+    return [replay, fedavg.recover(hyper, request, settings.recover_rounds), fedavg.relearn(hyper, request)]
 
 
-def storage_bytes(hyper: Hyperparameters, settings: FedEraser, branch: Branch, history: History) -> tuple[int, int]:
+def storage_bytes(
+    hyper: Hyperparameters, settings: FedEraser, request: UnlearningRequest, history: History
+) -> tuple[int, int]:
     """What the server keeps for this request, and by the paper's accounting (every update of a retained round)."""
     rounds = retained_rounds(len(history.rounds), settings.interval)
-    return history.storage_bytes(rounds, whole_first=uses_stored_first(settings, branch))
+    return history.storage_bytes(rounds, whole_first=uses_stored_first(settings, request))
 
 
-def _training_names(names: Assignment, interval: int) -> Assignment:
+def _training_context(ctx: RoundContext, interval: int) -> RoundContext:
     """Names of the training round t_j that round j replays."""
-    return Assignment(names.run_seed, "", "train", 1 + (names.round_number - 1) * interval)
+    return RoundContext(ctx.run_seed, "", "train", 1 + (ctx.round_number - 1) * interval)

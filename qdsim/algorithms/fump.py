@@ -25,10 +25,10 @@ from torch import Tensor
 from qdsim.algorithms import fedavg, local_sgd
 from qdsim.algorithms.history import History
 from qdsim.algorithms.methods import Fump
-from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase, Updates
+from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext, Updates
 from qdsim.algorithms.settings import Hyperparameters, Stage
 from qdsim.data.clients import ClientState
-from qdsim.data.forgetting import Branch, View
+from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
 from qdsim.models.params import Params
@@ -45,7 +45,7 @@ def statistics(
     batch_size: int,
     view: View,
     hook: str,
-    names: Assignment,
+    ctx: RoundContext,
     compute: Compute,
 ) -> tuple[ClientState, ClientUpdate]:
     """A_i: the sum over the client's images of each channel's activity, by class, beside the counts of classes."""
@@ -92,7 +92,7 @@ def scores(activity: Tensor, present: Tensor, target: int) -> Tensor:
     return share * torch.log((1 + len(seen)) / (1 + spread.to(activity.dtype)))
 
 
-def prune(params: Params, updates: Updates, names: Assignment, *, settings: Fump, target: int) -> Params:
+def prune(params: Params, updates: Updates, ctx: RoundContext, *, settings: Fump, target: int) -> Params:
     """Score every channel of every layer and zero the share R of them with the highest scores."""
     total: Params = {}
     for update in updates:
@@ -142,24 +142,24 @@ def hold(params: Params, masks: list[Tensor]) -> Params:
 
 
 def recover_step(
-    client: ClientState, params: Params, *, stage: Stage, view: View, names: Assignment, compute: Compute
+    client: ClientState, params: Params, *, stage: Stage, view: View, ctx: RoundContext, compute: Compute
 ) -> tuple[ClientState, ClientUpdate]:
     """Local SGD under the masks that the model itself carries."""
     held = partial(hold, masks=pruned(params))
-    return local_sgd.run(client, params, stage=stage, view=view, names=names, compute=compute, after_step=held)
+    return local_sgd.run(client, params, stage=stage, view=view, ctx=ctx, compute=compute, after_step=held)
 
 
-def recover_server_step(params: Params, updates: Updates, names: Assignment) -> Params:
+def recover_server_step(params: Params, updates: Updates, ctx: RoundContext) -> Params:
     """FedAvg under the same masks."""
-    return hold(fedavg.server_step(params, updates, names), pruned(params))
+    return hold(fedavg.server_step(params, updates, ctx), pruned(params))
 
 
-def phases(hyper: Hyperparameters, settings: Fump, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: Fump, request: UnlearningRequest, history: History) -> list[Phase]:
     """One round of statistics and pruning, then recovery; relearning is not possible."""
-    everything = View("real", without=branch.earlier)
+    everything = View("real", without=request.previously_forgotten)
     stage = replace(hyper.train, rounds=1, participation=1.0, stop="rounds")
-    (target,) = branch.forget.classes
-    recover = fedavg.recover(hyper, branch, settings.recover_rounds)
+    (target,) = request.forget.classes
+    recover = fedavg.recover(hyper, request, settings.recover_rounds)
     return [
         replace(
             fedavg.phase("unlearn", stage, everything),

@@ -17,7 +17,7 @@ NORM_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Recorded:
+class UpdateNorms:
     """One client's update in one round."""
 
     num_samples: int
@@ -29,14 +29,14 @@ class Recorded:
 class History:
     """Rounds of training, each with its participants."""
 
-    rounds: dict[int, dict[int, Recorded]] = field(default_factory=dict)
+    rounds: dict[int, dict[int, UpdateNorms]] = field(default_factory=dict)
     first: dict[int, Params] = field(default_factory=dict)
     """The updates of round 1, whole."""
 
     def record(self, round_number: int, client_id: int, num_samples: int, delta: Params) -> None:
         """Take an update's lengths, and the update itself in the first round."""
         lengths = {n: float(torch.linalg.vector_norm(t, dtype=torch.float64)) for n, t in delta.items()}
-        self.rounds.setdefault(round_number, {})[client_id] = Recorded(num_samples, lengths)
+        self.rounds.setdefault(round_number, {})[client_id] = UpdateNorms(num_samples, lengths)
         if round_number == 1:
             self.first[client_id] = P.clone(delta)
 
@@ -76,7 +76,7 @@ class History:
         names = [str(name) for name in arrays["names"]]
         columns = (arrays[name] for name in ("rounds", "clients", "num_samples", "norms"))
         for number, i, size, norms in zip(*columns, strict=True):
-            recorded = Recorded(int(size), dict(zip(names, map(float, norms), strict=True)))
+            recorded = UpdateNorms(int(size), dict(zip(names, map(float, norms), strict=True)))
             history.rounds.setdefault(int(number), {})[int(i)] = recorded
         for key in arrays:
             if key.startswith("first/"):

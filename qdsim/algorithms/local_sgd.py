@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qdsim.algorithms.phase import Assignment, ClientUpdate
+from qdsim.algorithms.phase import ClientUpdate, RoundContext
 from qdsim.algorithms.settings import Stage
 from qdsim.clocks import Stopwatch
 from qdsim.data.clients import ClientState
@@ -112,7 +112,7 @@ def run(
     *,
     stage: Stage,
     view: View,
-    names: Assignment,
+    ctx: RoundContext,
     compute: Compute,
     ascend: bool = False,
     max_loss: float = float("inf"),
@@ -126,7 +126,7 @@ def run(
     samples = client.samples(view)
     theta = P.to(P.clone(params), compute.device)
     dtype = next(iter(theta.values())).dtype
-    draws = names.generator("batches", client.client_id)
+    draws = ctx.generator("batches", client.client_id)
     sign = 1.0 if ascend else -1.0
     losses: list[Tensor] = []
     processed = 0

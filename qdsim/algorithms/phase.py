@@ -16,8 +16,8 @@ from qdsim.models.params import Params
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """The names of a round. With a client's number they seed every draw of its step."""
+class RoundContext:
+    """Which round of which phase: with a client's number it seeds every draw of a step."""
 
     run_seed: int
     request: str
@@ -64,13 +64,13 @@ class ClientUpdate:
 
 
 ClientStep = Callable[..., tuple[ClientState, ClientUpdate]]
-"""``client_step(client, params, names=..., compute=...)``: values in, values out."""
+"""``client_step(client, params, ctx=..., compute=...)``: values in, values out."""
 
 ServerStep = Callable[..., Params]
-"""``server_step(params, updates, names)``; updates arrive in the order of client numbers."""
+"""``server_step(params, updates, ctx)``; updates arrive in the order of client numbers."""
 
-Select = Callable[[np.ndarray, Assignment], list[int]]
-"""``select(sizes, names)``: the participants of a round, in order, from the |Z_i|."""
+Select = Callable[[np.ndarray, RoundContext], list[int]]
+"""``select(sizes, ctx)``: the participants of a round, in order, from the |Z_i|."""
 
 Updates = Iterable[ClientUpdate]
 

@@ -22,12 +22,12 @@ from qdsim.algorithms import fedavg, local_sgd
 from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, learned, match
 from qdsim.algorithms.history import History
 from qdsim.algorithms.local_sgd import batches, class_gradients, make_update
-from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase, Updates
+from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext, Updates
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Stage
 from qdsim.algorithms.stopping import RECOVERED, RELEARNED, TRAINED
 from qdsim.clocks import Stopwatch
 from qdsim.data.clients import ClientState
-from qdsim.data.forgetting import Branch, View
+from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
 from qdsim.models.params import Params
@@ -39,7 +39,7 @@ def train(
     *,
     stage: Stage,
     distillation: Distillation,
-    names: Assignment,
+    ctx: RoundContext,
     compute: Compute,
 ) -> tuple[ClientState, ClientUpdate]:
     """One client's T local steps (Algorithm 2, lines 10-17): the real gradient serves twice.
@@ -54,8 +54,8 @@ def train(
     dtype = next(iter(theta.values())).dtype
     pixels = synthetic.images.to(compute.device, dtype, copy=True)
     velocity = synthetic.velocity.to(compute.device, dtype, copy=True)
-    real_draws = names.generator("batches", client.client_id)
-    synthetic_draws = names.generator("synthetic-batches", client.client_id)
+    real_draws = ctx.generator("batches", client.client_id)
+    synthetic_draws = ctx.generator("synthetic-batches", client.client_id)
     watch = Stopwatch(compute.device)
     losses: list[Tensor] = []
     processed = 0
@@ -105,20 +105,20 @@ def training(hyper: Hyperparameters) -> list[Phase]:
     return found
 
 
-def phases(hyper: Hyperparameters, settings: None, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: None, request: UnlearningRequest, history: History) -> list[Phase]:
     """Steps 3 to 5 of the workflow for one request."""
-    forget = View("synthetic", only=branch.forget, without=branch.earlier)
-    retain = View("augmented" if hyper.recover.augment else "synthetic", without=branch.gone)
+    forget = View("synthetic", only=request.forget, without=request.previously_forgotten)
+    retain = View("augmented" if hyper.recover.augment else "synthetic", without=request.forgotten)
     ascend = partial(local_sgd.run, stage=hyper.unlearn, view=forget, ascend=True, max_loss=hyper.max_loss)
-    mixed = View("synthetic", without=branch.earlier)
+    mixed = View("synthetic", without=request.previously_forgotten)
     return [
-        replace(fedavg.phase("unlearn", hyper.unlearn, forget, fedavg.forgot(branch)), client_step=ascend),
+        replace(fedavg.phase("unlearn", hyper.unlearn, forget, fedavg.forgot(request)), client_step=ascend),
         fedavg.phase("recover", hyper.recover, retain, RECOVERED),
         fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn.data == "mixed" else forget, RELEARNED),
     ]
 
 
-def _keep(params: Params, updates: Updates, names: Assignment) -> Params:
+def _keep(params: Params, updates: Updates, ctx: RoundContext) -> Params:
     """Fine-tuning leaves the model alone; waiting for every client is all the server does."""
     for _ in updates:
         pass

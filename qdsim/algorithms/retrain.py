@@ -11,13 +11,13 @@ from qdsim.algorithms.history import History
 from qdsim.algorithms.phase import Phase
 from qdsim.algorithms.settings import Hyperparameters
 from qdsim.algorithms.stopping import RETRAINED
-from qdsim.data.forgetting import Branch, View
+from qdsim.data.forgetting import UnlearningRequest, View
 
 
-def phases(hyper: Hyperparameters, settings: None, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: None, request: UnlearningRequest, history: History) -> list[Phase]:
     """FedAvg on D without D_f, by the clients that have anything left; then relearning, on real data (§4.7)."""
-    retain = View("real", without=branch.gone)
+    retain = View("real", without=request.forgotten)
     return [
         replace(fedavg.phase("unlearn", hyper.train, retain, RETRAINED), start="fresh"),
-        fedavg.relearn(hyper, branch),
+        fedavg.relearn(hyper, request),
     ]

@@ -19,24 +19,24 @@ import numpy as np
 from qdsim.algorithms import fedavg
 from qdsim.algorithms.history import History
 from qdsim.algorithms.methods import S2u
-from qdsim.algorithms.phase import Assignment, Phase, Updates
+from qdsim.algorithms.phase import Phase, RoundContext, Updates
 from qdsim.algorithms.settings import Hyperparameters
 from qdsim.algorithms.stopping import RETRAINED
-from qdsim.data.forgetting import Branch, View
+from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.params import Params
 
 
-def select(sizes: np.ndarray, names: Assignment, *, participation: float, leavers: frozenset[int]) -> list[int]:
+def select(sizes: np.ndarray, ctx: RoundContext, *, participation: float, leavers: frozenset[int]) -> list[int]:
     """The round's participants, the leaver among them."""
-    drawn = fedavg.select(sizes, names, participation=participation)
+    drawn = fedavg.select(sizes, ctx, participation=participation)
     return sorted({*drawn, *(i for i in leavers if sizes[i])})
 
 
 def server_step(
     params: Params,
     updates: Updates,
-    names: Assignment,
+    ctx: RoundContext,
     *,
     leavers: frozenset[int],
     leaver_factor: float,
@@ -54,13 +54,13 @@ def server_step(
     return P.add_sums(params, [(leaver_factor / total, leaving), (others_factor / total, staying)])
 
 
-def phases(hyper: Hyperparameters, settings: S2u, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: S2u, request: UnlearningRequest, history: History) -> list[Phase]:
     """Scaled rounds by everybody, then, where asked for, rounds without the leaver; then relearning."""
     stage = replace(hyper.train, rounds=settings.rounds, stop=hyper.unlearn.stop)
-    leavers = branch.forget.clients
+    leavers = request.forget.clients
     scaled = replace(
-        fedavg.phase("unlearn", stage, View("real", without=branch.earlier), RETRAINED),
+        fedavg.phase("unlearn", stage, View("real", without=request.previously_forgotten), RETRAINED),
         select=partial(select, participation=stage.participation, leavers=leavers),
         server_step=partial(server_step, leavers=leavers, leaver_factor=settings.leaver, others_factor=settings.others),
     )
-    return [scaled, fedavg.recover(hyper, branch, settings.recover_rounds), fedavg.relearn(hyper, branch)]
+    return [scaled, fedavg.recover(hyper, request, settings.recover_rounds), fedavg.relearn(hyper, request)]

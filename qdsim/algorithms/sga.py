@@ -24,7 +24,7 @@ from qdsim.algorithms.methods import Sga
 from qdsim.algorithms.phase import ClientStep, ClientUpdate, Phase
 from qdsim.algorithms.settings import Hyperparameters
 from qdsim.data.clients import ClientState
-from qdsim.data.forgetting import Branch, View
+from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models.params import Params
 
 
@@ -41,9 +41,9 @@ def reflect(client: ClientState, params: Params, **settings: Any) -> tuple[Clien
     return client, update
 
 
-def phases(hyper: Hyperparameters, settings: Sga, branch: Branch, history: History) -> list[Phase]:
+def phases(hyper: Hyperparameters, settings: Sga, request: UnlearningRequest, history: History) -> list[Phase]:
     """Unlearn on D_f, recover on the rest, relearn; all on real data."""
-    forget = View("real", only=branch.forget, without=branch.earlier)
+    forget = View("real", only=request.forget, without=request.previously_forgotten)
     stage = replace(hyper.unlearn, rounds=settings.unlearn_rounds)
     steps: dict[str, ClientStep] = {
         "ascent": partial(local_sgd.run, stage=stage, view=forget, ascend=True, max_loss=hyper.max_loss),
@@ -51,7 +51,7 @@ def phases(hyper: Hyperparameters, settings: Sga, branch: Branch, history: Histo
         "bounded": partial(local_sgd.run, stage=stage, view=forget, objective=bounded_loss),
     }
     return [
-        replace(fedavg.phase("unlearn", stage, forget, fedavg.forgot(branch)), client_step=steps[settings.mode]),
-        fedavg.recover(hyper, branch, settings.recover_rounds),
-        fedavg.relearn(hyper, branch),
+        replace(fedavg.phase("unlearn", stage, forget, fedavg.forgot(request)), client_step=steps[settings.mode]),
+        fedavg.recover(hyper, request, settings.recover_rounds),
+        fedavg.relearn(hyper, request),
     ]

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import numpy as np
 import torch
 
 from qdsim.algorithms.phase import Phase
-from qdsim.data.datasets import SHAPES, Dataset, Pixels
+from qdsim.data.datasets import SHAPES, Dataset, Normalization
 from qdsim.experiment import plan
-from qdsim.experiment.config import Job
-from qdsim.experiment.plan import Cell, SeedPlan
+from qdsim.experiment.config import Job, validate
+from qdsim.experiment.plan import FederationPlan, SweepPoint
 from qdsim.federation.chaos import Chaos
 from qdsim.federation.client_host import Shard
-from qdsim.federation.rounds import Executor, RoundResult, run_rounds
+from qdsim.federation.executor import Executor
+from qdsim.federation.rounds import Round, run_phase
+from qdsim.models.params import Params
 from qdsim.ray_engine import environment
 
 SEED = 0
@@ -32,7 +35,7 @@ def noise(train: int, channels: int, size: int, *, test: int = 10, counts: tuple
     few = rng.integers(0, 256, (min(train, 5000), channels, size, size), dtype=np.uint8)
     images = few[np.arange(train) % len(few)]
     labels = np.repeat(np.arange(10), counts) if counts else np.arange(train) % 10
-    pixels = Pixels((0.5,) * channels, (0.25,) * channels)
+    pixels = Normalization((0.5,) * channels, (0.25,) * channels)
     return Dataset("noise", images, labels, images[:test], labels[:test], 10, pixels)
 
 
@@ -44,35 +47,45 @@ def like(dataset: str) -> Dataset:
 
 def job(**sections: dict[str, Any]) -> Job:
     """Return a job of which only the sections that are given matter."""
-    return Job.model_validate({"name": "bench", **sections})
+    return validate({"name": "bench", **sections})
 
 
 @dataclass(frozen=True)
 class Federation:
     """A federation whose actors stand ready."""
 
-    cell: Cell
-    at: SeedPlan
+    point: SweepPoint
+    at: FederationPlan
     executor: Executor
 
-    def rounds(self, phase: Phase, count: int) -> list[tuple[RoundResult, float]]:
+    def rounds(self, phase: Phase, count: int) -> list[tuple[Round, float]]:
         """Run rounds of a phase from a fresh model, without evaluation, rows or commits; return each with its time."""
-        model = self.cell.model
-        params = model.init(torch.Generator().manual_seed(SEED))
+        params = self.point.model.init(torch.Generator().manual_seed(SEED))
         phase = replace(phase, stage=replace(phase.stage, rounds=count))
-        sizes = self.cell.sizes(phase, self.at)
-        found = []
-        began_s = time.perf_counter()
-        for result in run_rounds(phase, params, sizes, self.executor, SEED, "", lambda *_: None, keep=_keep(phase)):
-            ended_s = time.perf_counter()
-            found.append((result, ended_s - began_s))
-            began_s = ended_s
-        return found
+        timer = _Timer()
+        run_phase(phase, params, self.point.sizes(phase, self.at), self.executor, timer, run_seed=SEED)
+        times = [end - begin for begin, end in pairwise(timer.marks_s)]
+        return list(zip(timer.rounds, times, strict=True))
 
 
-def _keep(phase: Phase) -> Any:
-    """States that change are kept nowhere: what is measured is the step."""
-    return "nowhere" if phase.learns else None
+class _Timer:
+    """Observes the round loop and does nothing but look at the clock."""
+
+    def __init__(self) -> None:
+        self.marks_s = [time.perf_counter()]
+        self.rounds: list[Round] = []
+
+    def progress(self, round_number: int, expected: int, done: int) -> None:
+        """Nobody watches."""
+
+    def evaluate(self, params: Params) -> None:
+        """A round has ended."""
+        self.marks_s.append(time.perf_counter())
+
+    def commit(self, finished: Round) -> bool:
+        """Keep what the round was; states that change are kept nowhere: what is measured is the step."""
+        self.rounds.append(finished)
+        return False
 
 
 @contextmanager
@@ -81,16 +94,18 @@ def on_ray(wanted: Job, dataset: Dataset) -> Iterator[Federation]:
     environment.prepare(None)  # before Ray is imported
     import ray
 
-    from qdsim.ray_engine import cluster, worker_group
+    from qdsim.ray_engine import cluster
     from qdsim.ray_engine.executor import RayExecutor
+    from qdsim.ray_engine.worker_group import start_workers
 
-    planned = plan.make(wanted, dataset)
-    cell, at = next(planned.federations())
+    planned = plan.build_plan(wanted, dataset)
+    point, at = next(planned.federations())
     with cluster.connected(wanted.cluster, None):
         refs = [ray.put(array) for array in (dataset.train_images, dataset.test_images, dataset.test_labels)]
-        crew = worker_group.start(planned, "bench", refs, dataset.pixels, lambda _: None)
-        executor = RayExecutor(planned, crew, Chaos([], Path()), lambda _: None)
+        group = start_workers(planned, "bench", refs, dataset.pixels, lambda _: None)
+        executor = RayExecutor(wanted.cluster, group, Chaos([], Path()), lambda _: None)
         parts = zip(at.partition.indices, at.labels, strict=True)
         shards = [Shard(i, indices, labels) for i, (indices, labels) in enumerate(parts)]
-        executor.adopt(cell.model, at.seed, shards, cell.hyper.synthetic if cell.distils else None)
-        yield Federation(cell, at, executor)
+        synthetic = point.hyper.synthetic if point.distils else None
+        executor.broadcast("assign_clients", point.model, at.seed, shards, synthetic, setup=True)
+        yield Federation(point, at, executor)

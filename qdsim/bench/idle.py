@@ -2,14 +2,14 @@
 
 import torch
 
-from qdsim.algorithms.phase import Assignment, ClientUpdate
+from qdsim.algorithms.phase import ClientUpdate, RoundContext
 from qdsim.data.clients import ClientState
 from qdsim.models.compute import Compute
 from qdsim.models.params import Params
 
 
 def step(
-    client: ClientState, params: Params, *, names: Assignment, compute: Compute
+    client: ClientState, params: Params, *, ctx: RoundContext, compute: Compute
 ) -> tuple[ClientState, ClientUpdate]:
     """Send back an update of the model's size, all zeros."""
     delta = {name: torch.zeros_like(tensor) for name, tensor in params.items()}

@@ -47,7 +47,7 @@ def _case(
         cluster={"clients_per_actor": 5, "winograd": winograd},
     )
     with on_ray(wanted, dataset) as federation:
-        hyper = federation.cell.hyper
+        hyper = federation.point.hyper
         plain = fedavg.phase("train", hyper.train, View("real"))
         (matching,) = quickdrop.training(hyper)
         seconds: dict[str, list[dict[int, float]]] = {"without": [], "with": []}

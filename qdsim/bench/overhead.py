@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from qdsim.algorithms import fedavg
@@ -31,9 +32,9 @@ def measure(rounds: int, flower_python: str | None) -> Found:
     count = 10 * rounds
     often = 10 * count  # as long as Flower takes for its own: the machine's moods last for seconds
     with on_ray(wanted, noise(CLIENTS * 20, 3, 32)) as federation:
-        phase = replace(fedavg.phase("train", federation.cell.hyper.train, View("real")), client_step=idle.step)
+        phase = replace(fedavg.phase("train", federation.point.hyper.train, View("real")), client_step=idle.step)
         ours = [elapsed_s for _, elapsed_s in federation.rounds(phase, often + 3)[3:]]
-        empty = [_timed(federation.executor.storage_bytes) for _ in range(often)]
+        empty = [_timed(partial(federation.executor.broadcast, "storage_bytes")) for _ in range(often)]
     in_round = round(CLIENTS * SHARE)
     update_ms = {"an empty call to an actor": 1000 * median(empty) / ACTORS, "qdsim": 1000 * median(ours) / in_round}
     if flower_python:

@@ -55,5 +55,5 @@ def _round_s(clients: int, actors: int, rounds: int) -> float:
         cluster={"clients_per_actor": -(-clients // actors), "memory_per_actor_gb": 0.4},
     )
     with on_ray(wanted, noise(clients * 40, 1, 28)) as federation:
-        phase = fedavg.phase("train", federation.cell.hyper.train, View("real"))
+        phase = fedavg.phase("train", federation.point.hyper.train, View("real"))
         return median(elapsed_s for _, elapsed_s in federation.rounds(phase, rounds + 1)[1:])

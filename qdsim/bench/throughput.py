@@ -60,5 +60,5 @@ def _ours(width: int, steps: int, rounds: int, settings: dict[str, Any]) -> list
         cluster={"clients_per_actor": CLIENTS // 2, **settings},
     )
     with on_ray(wanted, noise(CLIENTS * 1000, 3, 32)) as federation:
-        phase = fedavg.phase("train", federation.cell.hyper.train, View("real"))
+        phase = fedavg.phase("train", federation.point.hyper.train, View("real"))
         return [elapsed_s for _, elapsed_s in federation.rounds(phase, rounds + 1)[1:]]

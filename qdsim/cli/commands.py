@@ -25,7 +25,7 @@ app = typer.Typer(
 # declared for --help; main reads it from the arguments, since an error may come before they are parsed
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-JOB = Annotated[Path, typer.Argument(metavar="JOB", help="A job file, for example jobs/quickstart.toml.")]
+JOB = Annotated[Path, typer.Argument(metavar="JOB", help="A job file, or the name of a job that qdsim jobs lists.")]
 SET = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")]
 PROFILE = Annotated[str | None, typer.Option(help="A named set of overrides: laptop or smoke.")]
 ENGINE = Annotated[Literal["ray", "inline"], typer.Option(help="inline: no Ray, this process only, on the CPU.")]
@@ -60,12 +60,12 @@ def run(
 ) -> None:
     """Run a job: train, unlearn, recover, relearn; results stream into a new directory under --out."""
     from qdsim.cli import display, launch
-    from qdsim.experiment import config
+    from qdsim.experiment import config, job_files
     from qdsim.federation.chaos import Fault
 
     console = Console()
     faults = [Fault.parse(text) for text in chaos or []]
-    loaded = config.load(job, profile=profile, overrides=overrides)
+    loaded = config.load(job_files.find(job), profile=profile, overrides=overrides)
     origin = {"job": str(job), "profile": profile, "set": list(overrides or [])}
     with display.Display(console) as screen:
         run_dir = launch.run(
@@ -130,11 +130,12 @@ def submit(
     debug: DEBUG = False,
 ) -> None:
     """Send a job and this code to a cluster and run it there; it goes on when this command has ended."""
-    from qdsim.experiment import config
+    from qdsim.experiment import config, job_files
     from qdsim.federation.chaos import Fault
     from qdsim.ray_engine import environment
 
-    config.load(job, profile=profile, overrides=overrides)
+    file = job_files.find(job)
+    config.load(file, profile=profile, overrides=overrides)
     there = storage.named(out).absolute()  # a relative path would lie in the job's own, temporary folder
     arguments = ["--out", str(there), *(["--resume"] if resume else []), *(["--profile", profile] if profile else [])]
     arguments += [f"--set={text}" for text in overrides or []]
@@ -143,7 +144,7 @@ def submit(
     from qdsim.ray_engine.jobs import JobServer
 
     server = JobServer(address)
-    job_id = server.submit(job, arguments, say)
+    job_id = server.submit(file, arguments, say)
     say(f"submitted {job_id}; its results go to {there} on the cluster")
     mode = "RAY_AUTH_MODE=token " if environment.sends_token() else ""
     say(f"  its log:  {mode}ray job logs --follow {job_id} --address {server.address}")
@@ -217,10 +218,10 @@ def plan(
 ) -> None:
     """Say whether a job fits, how its clients will sit, and how long it will take; nothing is run but a probe."""
     from qdsim.cli import launch, plan_report
-    from qdsim.experiment import config
+    from qdsim.experiment import config, job_files
     from qdsim.planning import planner
 
-    loaded = config.load(job, profile=profile, overrides=overrides)
+    loaded = config.load(job_files.find(job), profile=profile, overrides=overrides)
     if gpus is None and (gpu_memory or cpus or memory):
         raise BadInput(
             "--gpus", None, "--gpu-memory, --cpus and --memory describe a machine with so many GPUs: give it"
@@ -284,22 +285,28 @@ def bench(
 
 @app.command()
 def jobs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where job files lie.")] = Path("jobs"),
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Where job files lie; by default those that come with qdsim.")
+    ] = None,
     debug: DEBUG = False,
 ) -> None:
-    """List the job files there are, and what each reproduces."""
-    files = sorted(folder.glob("*.toml"))
+    """List the jobs there are, as they can be run, and what each reproduces."""
+    from qdsim.experiment import job_files
+
+    files = job_files.shipped() if folder is None else {str(path): path for path in job_files.in_folder(folder)}
+    if not files and folder is None:
+        raise BadInput("DIR", None, "this copy of qdsim came without job files: name a folder that has some")
     if not files:
-        raise BadInput("DIR", str(folder), "no *.toml there; the job files lie in jobs/ of the project")
+        raise BadInput("DIR", str(folder), "no *.toml there; without DIR the jobs that come with qdsim are listed")
     table = Table(box=None, pad_edge=False)
     table.add_column("job")
     table.add_column("what it reproduces")
-    for file in files:
+    for name, file in files.items():
         try:
             about = str(tomllib.loads(file.read_text(encoding="utf-8")).get("about", ""))
         except (OSError, ValueError) as error:
             about = f"cannot be read: {error}"
-        table.add_row(str(file), about)
+        table.add_row(name, about)
     Console().print(table)
 
 

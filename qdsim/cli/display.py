@@ -15,14 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from qdsim.experiment.progress import Pace
+from qdsim.experiment.progress import Event, Notice, Pace, Progress
 from qdsim.store.storage import Folder
 
 if TYPE_CHECKING:  # none is needed to begin with; qdsim's bring torch
     import pandas as pd
 
     from qdsim.experiment.plan import Plan
-    from qdsim.experiment.progress import Progress
 
 RESULT_WIDTH = 120
 LINES_BELOW_PLAN = 10
@@ -60,9 +59,9 @@ class Display:
     def begin(self, plan: Plan, run_dir: Folder) -> None:
         """Say what is about to run, and where its results go."""
         job = plan.job
-        samples = int(plan.cells[0].seeds[0].partition.counts.sum())
-        swept = f"{len(plan.cells)} cells of {', '.join(job.sweep)}, " if job.sweep else ""
-        self._tasks = [who(t.cell.label, t.seed_plan.seed, t.method, t.branch.label) for t in plan.tasks()]
+        samples = int(plan.points[0].federations[0].partition.counts.sum())
+        swept = f"{len(plan.points)} cells of {', '.join(job.sweep)}, " if job.sweep else ""
+        self._tasks = [who(t.point.label, t.federation.seed, t.method, t.request.label) for t in plan.tasks()]
         self._console.print(
             f"{job.name}: {job.data.dataset}, {job.partition.clients} clients, {samples:,} samples, {swept}"
             f"seeds {list(job.seeds)}, methods {', '.join(job.methods)}",
@@ -71,16 +70,14 @@ class Display:
         )
         self._console.print(f"results in {run_dir}", highlight=False, soft_wrap=True)
 
-    def emit(self, event: Progress) -> None:
+    def emit(self, event: Event) -> None:
         """Take an event in; print a line for a finished round and task (in a terminal: for a finished phase)."""
         now_s = time.monotonic()
-        if event.is_only_note:
-            self._line(now_s, f"note: {event.note}")
+        if isinstance(event, Notice):
+            self._line(now_s, f"note: {event.text}")
             return
         self._last = event
         self._pace.mark(event.share_done)
-        if event.note:
-            self._line(now_s, f"note: {event.note}")
         if event.finished:
             if event.row is None:
                 self._pace.forget()

@@ -25,6 +25,7 @@ from qdsim.algorithms.methods import METHODS
 from qdsim.data import datasets
 from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed
 from qdsim.experiment.config import Job, in_todays_words, validate
+from qdsim.experiment.progress import Event, Notice, Progress
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.ray_engine import environment
 from qdsim.store import arrays, lock, run_directory, storage
@@ -32,9 +33,9 @@ from qdsim.store.storage import Folder
 
 if TYPE_CHECKING:
     from qdsim.data.datasets import Dataset
-    from qdsim.experiment.plan import Cell, Plan
-    from qdsim.experiment.progress import Progress
+    from qdsim.experiment.plan import Plan, SweepPoint
     from qdsim.federation.client_host import Images
+    from qdsim.federation.executor import InlineExecutor
     from qdsim.planning.planner import Outlook
 
 POLL_S = 0.1
@@ -84,7 +85,7 @@ def run(
     address: str | None,
     origin: dict[str, Any],
     begin: Callable[[Plan, Folder], None],
-    emit: Callable[[Progress], None],
+    emit: Callable[[Event], None],
     resume: bool | Folder = False,
     faults: Sequence[Fault] = (),
 ) -> Folder:
@@ -102,7 +103,7 @@ def run(
         if earlier is not None:
             owner = owned.enter_context(lock.held(earlier))
             manifest_before = run_directory.read_manifest(earlier)
-            _check_same(job, manifest_before, earlier)
+            _check_same_settings(job, manifest_before, earlier)
             if manifest_before.get("state") == "done":
                 return earlier
             run_directory.check_parts(earlier)
@@ -120,7 +121,6 @@ def run(
                     stop.check()
                 plan, dataset = checked.result()
             del checked  # it holds the images, too
-        from qdsim.experiment.progress import Progress
         from qdsim.experiment.status import Recorder
         from qdsim.federation.client_host import Images
         from qdsim.planning import estimate
@@ -147,15 +147,17 @@ def run(
             begin(plan, run_dir)
             told = _telling(emit, recorder.take)
             if engine == "inline":
+                from qdsim.experiment.runner import Experiment
+
                 with interruptible(at_once=True):
-                    _run_inline(plan, run_dir, owner, images.pop(), told)
+                    Experiment(plan, _inline_executor(plan, images.pop()), run_dir, told, owner).run()
             else:
                 from qdsim.ray_engine.driver import run_on_ray
 
                 told = _striking(told, Chaos(list(faults), run_dir))
                 run_on_ray(plan, run_dir, owner, images.pop, list(faults), told, stop.check)
         for fault in Chaos(list(faults), run_dir).spared():
-            emit(Progress.note_only(f"--chaos {str(fault)!r} never struck: nobody was there in that phase and round"))
+            emit(Notice(f"--chaos {str(fault)!r} never struck: nobody was there in that phase and round"))
         manifest.finish("done", exit_code=0)
     return run_dir
 
@@ -183,7 +185,7 @@ def _recorded(manifest: run_directory.Manifest, run_dir: Folder) -> Iterator[Non
         raise
 
 
-def _check_same(job: Job, manifest: dict[str, Any], run_dir: Folder) -> None:
+def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: Folder) -> None:
     """Refuse to go on with a run of other settings; where the clients sit may change."""
     now = json.loads(json.dumps(job.model_dump()))
     before = manifest.get("config") or {}
@@ -237,7 +239,7 @@ def _beside(work: Callable[[], tuple[Plan, Dataset]]) -> Iterator[Future[tuple[P
 def _check(job: Job, faults: Sequence[Fault]) -> tuple[Plan, Dataset]:
     """Read the data and see what they allow of the job."""
     with environment.gc_paused():
-        from qdsim.experiment.plan import make
+        from qdsim.experiment.plan import build_plan
 
     dataset = datasets.load(
         job.data.dataset,
@@ -246,27 +248,24 @@ def _check(job: Job, faults: Sequence[Fault]) -> tuple[Plan, Dataset]:
         download=job.data.download,
         size=job.data.size,
     )
-    plan = make(job, dataset)
+    plan = build_plan(job, dataset)
     for fault in faults:
         if fault.client_id >= plan.max_clients:
             raise BadInput("--chaos", str(fault), f"clients are 0 to {plan.max_clients - 1}")
     return plan, dataset
 
 
-def _run_inline(plan: Plan, run_dir: Folder, owner: str, images: Images, emit: Callable[[Progress], None]) -> None:
+def _inline_executor(plan: Plan, images: Images) -> InlineExecutor:
     import torch
 
-    from qdsim.experiment.runner import Experiment
     from qdsim.federation.client_host import ClientHost, keep_freed_memory, use_threads
-    from qdsim.federation.rounds import InlineExecutor
+    from qdsim.federation.executor import InlineExecutor
     from qdsim.models.compute import make_compute
 
     use_threads(plan.job.cluster.threads)
     keep_freed_memory()
-    device = torch.device("cpu")
-    compute = make_compute(plan.cells[0].model, device, plan.job.cluster.numerics())
-    executor = InlineExecutor(ClientHost(compute, images))
-    Experiment(plan, executor, run_dir, emit, owner).run()
+    compute = make_compute(plan.points[0].model, torch.device("cpu"), plan.job.cluster.numerics())
+    return InlineExecutor(ClientHost(compute, images))
 
 
 @contextmanager
@@ -294,22 +293,22 @@ def look_ahead_on_ray(job: Job, address: str) -> Outlook:
         return planner.look_ahead(job, machines, probe.measured_on)
 
 
-def _telling(*listeners: Callable[[Progress], None]) -> Callable[[Progress], None]:
+def _telling(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
     """Pass events on to several."""
 
-    def tell(event: Progress) -> None:
+    def tell(event: Event) -> None:
         for listener in listeners:
             listener(event)
 
     return tell
 
 
-def _striking(emit: Callable[[Progress], None], chaos: Chaos) -> Callable[[Progress], None]:
+def _striking(emit: Callable[[Event], None], chaos: Chaos) -> Callable[[Event], None]:
     """Pass events on; a fault that is meant for this process strikes when it hears of its round."""
 
-    def heard(event: Progress) -> None:
+    def heard(event: Event) -> None:
         emit(event)
-        fault = chaos.due("command", event.phase, event.round_number)
+        fault = chaos.due("command", event.phase, event.round_number) if isinstance(event, Progress) else None
         if fault is not None:
             fault.strike()
 
@@ -318,9 +317,9 @@ def _striking(emit: Callable[[Progress], None], chaos: Chaos) -> Callable[[Progr
 
 def _save_partitions(plan: Plan, run_dir: Folder) -> None:
     (run_dir / "partitions").mkdir(exist_ok=True)
-    for cell, seed_plan in plan.federations():
-        name = run_directory.file_name(f"{cell.label}-" if cell.label else "") + f"seed-{seed_plan.seed}.npz"
-        arrays.write(run_dir / "partitions" / name, seed_plan.partition.to_arrays())
+    for point, federation in plan.federations():
+        name = run_directory.file_name(f"{point.label}-" if point.label else "") + f"seed-{federation.seed}.npz"
+        arrays.write(run_dir / "partitions" / name, federation.partition.to_arrays())
 
 
 def _describe(
@@ -342,7 +341,7 @@ def _describe(
         "engine": engine,
         "config": plan.job.model_dump(),
         "config_sha256": _config_sha256(plan.job.model_dump()),
-        "cells": [_resolved(cell) for cell in plan.cells],
+        "cells": [_resolved(point) for point in plan.points],
         "data": dataset,
         "methods": {m: METHODS[m].declared() for m in plan.job.methods},
         "versions": versions,
@@ -357,12 +356,12 @@ def _describe(
     }
 
 
-def _resolved(cell: Cell) -> dict[str, Any]:
-    """What a cell came to: the number behind ``auto``, and each seed's partition and requests."""
-    max_loss = cell.hyper.max_loss
+def _resolved(point: SweepPoint) -> dict[str, Any]:
+    """What a point came to: the number behind ``auto``, and each seed's partition and requests."""
+    max_loss = point.hyper.max_loss
     return {
-        "cell": cell.label,
+        "cell": point.label,
         "max_loss": max_loss if math.isfinite(max_loss) else "none",
-        "partitions": {str(s.seed): s.partition.sha256 for s in cell.seeds},
-        "requests": {str(s.seed): [branch.label for branch in s.branches] for s in cell.seeds},
+        "partitions": {str(s.seed): s.partition.sha256 for s in point.federations},
+        "requests": {str(s.seed): [request.label for request in s.requests] for s in point.federations},
     }

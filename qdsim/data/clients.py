@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qdsim.data.datasets import Pixels
+from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import View
 from qdsim.models.params import Arrays
 
@@ -50,7 +50,7 @@ class ClientState:
     client_id: int
     pool: np.ndarray
     """uint8 (all samples, c, h, w), shared and read-only."""
-    pixels: Pixels
+    pixels: Normalization
     indices: np.ndarray
     """int64 (n,): the shard's rows in ``pool``."""
     labels: np.ndarray
@@ -103,14 +103,14 @@ class Samples:
         return torch.cat(images), torch.from_numpy(np.concatenate(labels)).to(device)
 
 
-def normalize(batch: Tensor, pixels: Pixels, dtype: torch.dtype) -> Tensor:
+def normalize(batch: Tensor, pixels: Normalization, dtype: torch.dtype) -> Tensor:
     """Turn bytes (n, c, h, w) into floats with zero mean and unit deviation per channel."""
     mean = torch.tensor(pixels.mean, dtype=dtype, device=batch.device)[:, None, None]
     std = torch.tensor(pixels.std, dtype=dtype, device=batch.device)[:, None, None]
     return (batch.to(dtype) / 255 - mean) / std
 
 
-def to_bytes(images: Tensor, pixels: Pixels) -> np.ndarray:
+def to_bytes(images: Tensor, pixels: Normalization) -> np.ndarray:
     """Undo :func:`normalize`; what learning has driven out of range is clipped."""
     mean = torch.tensor(pixels.mean, dtype=images.dtype)[:, None, None]
     std = torch.tensor(pixels.std, dtype=images.dtype)[:, None, None]

@@ -24,7 +24,7 @@ CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python
 
 
 @dataclass(frozen=True)
-class Pixels:
+class Normalization:
     """What a batch of bytes needs to become a batch of normalised floats."""
 
     mean: tuple[float, ...]
@@ -44,7 +44,7 @@ class Dataset:
     test_images: np.ndarray
     test_labels: np.ndarray
     num_classes: int
-    pixels: Pixels
+    pixels: Normalization
     note: str = ""
     """Said in the manifest and under each result, for example that a checksum did not match."""
 
@@ -86,7 +86,7 @@ def stand_in(dataset: str) -> Dataset:
     train, test, channels, size, classes = SHAPES[dataset]
     images = [np.broadcast_to(np.uint8(0), (count, channels, size, size)) for count in (train, test)]
     labels = [np.arange(count) % classes for count in (train, test)]
-    pixels = Pixels((0.5,) * channels, (0.25,) * channels)
+    pixels = Normalization((0.5,) * channels, (0.25,) * channels)
     note = f"{dataset} is not here: planned with classes of equal size"
     return Dataset(dataset, images[0], labels[0], images[1], labels[1], classes, pixels, note)
 
@@ -173,7 +173,7 @@ def _assemble(name: str, parts: _Parts) -> Dataset:
     return Dataset(name, images, labels, parts.test_images, test_labels, classes, _pixel_statistics(images), parts.note)
 
 
-def _pixel_statistics(images: np.ndarray) -> Pixels:
+def _pixel_statistics(images: np.ndarray) -> Normalization:
     """Exact mean and deviation per channel from histograms of bytes: no float copy of the data."""
     values = np.arange(256) / 255.0
     means, deviations = [], []
@@ -186,7 +186,7 @@ def _pixel_statistics(images: np.ndarray) -> Pixels:
         variance = float((counts * (values - mean) ** 2).sum() / np.sum(counts))
         means.append(mean)
         deviations.append(max(variance**0.5, 1e-6))
-    return Pixels(tuple(means), tuple(deviations))
+    return Normalization(tuple(means), tuple(deviations))
 
 
 def _digits() -> _Parts:

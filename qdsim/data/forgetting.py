@@ -51,15 +51,15 @@ class View:
 
 
 @dataclass(frozen=True)
-class Branch:
+class UnlearningRequest:
     """One request to serve: its name in the tables, what it forgets, and what was forgotten before."""
 
     label: str
     """``class:9``; in a sequence with its position, ``2:class:8``; empty in training."""
     forget: ForgetSet
-    earlier: ForgetSet = NOTHING
+    previously_forgotten: ForgetSet = NOTHING
 
     @property
-    def gone(self) -> ForgetSet:
+    def forgotten(self) -> ForgetSet:
         """All that must stay out of recovery."""
-        return self.earlier | self.forget
+        return self.previously_forgotten | self.forget

@@ -1,4 +1,4 @@
-"""Commit points: once a round has been looked at, all that the rest of the run depends on is durable.
+"""Commit points: once a round has been evaluated, all that the rest of the run depends on is durable.
 
 ``<run>/checkpoint/commit.npz`` holds the cursor (cell, seed, method, request, phase, round), the global model and what
 the phases to come need of the past. It is one file, replaced whole, so whatever the moment of a crash there is one last
@@ -16,39 +16,40 @@ from typing import Any
 import numpy as np
 
 from qdsim.algorithms.history import History
+from qdsim.experiment.plan import PhaseKey
+from qdsim.experiment.resume import Cursor
 from qdsim.models import params as P
 from qdsim.models.convnet import ConvNet
 from qdsim.models.params import Arrays, Params
 from qdsim.store import arrays, run_directory, storage
 from qdsim.store.storage import Folder
 
-FIX = "delete it, and the run goes on from the last request that was served"
+FIX = "delete it, and the run resumes after the last request that was served"
 FOLDER = "checkpoint"
-Named = dict[str, Any]
-"""What names a phase in every table: seed, cell, method, request, phase."""
 
 
 @dataclass(frozen=True)
 class Commit:
     """The state of a run after a round."""
 
-    named: Named
+    key: PhaseKey
     round_number: int
     ended: bool
     """The round was the phase's last."""
     before: dict[str, float | None]
     """Scores that the phase began with."""
     params: Params
-    forgot: Params | None = None
+    unlearned: Params | None = None
     """While relearning: the model that had forgotten."""
     history: History | None = None
     """While training: what the server remembers of it."""
     states: dict[int, str] | None = None
     """While synthetic sets change: the tag of each client's last state; None where they are kept nowhere."""
 
-    def is_at(self, named: Named) -> bool:
-        """Tell whether this is a commit of the phase so named."""
-        return self.named == named
+    @property
+    def cursor(self) -> Cursor:
+        """Where it is."""
+        return Cursor(self.key, self.round_number)
 
 
 class Checkpoint:
@@ -58,19 +59,20 @@ class Checkpoint:
         self._folder = run_dir / FOLDER
         self._first: str | None = None
 
-    def states(self, training: str) -> Folder:
-        """Return where the clients of a training keep their states."""
+    def states_folder(self, training: str) -> Folder:
+        """Return where the clients of a training write their states."""
         return self._folder / "clients" / run_directory.file_name(training)
 
     def save(self, commit: Commit) -> None:
         """Make a commit; the one before is gone only when this one is there."""
         self._folder.mkdir(exist_ok=True)
-        cursor = {"named": commit.named, "round": commit.round_number, "ended": commit.ended, "before": commit.before}
+        named = commit.key.columns()
+        cursor = {"named": named, "round": commit.round_number, "ended": commit.ended, "before": commit.before}
         if commit.states is not None:
             cursor["states"] = {str(client_id): last for client_id, last in commit.states.items()}
         found: Arrays = {f"params/{name}": array for name, array in P.to_numpy(commit.params).items()}
-        if commit.forgot is not None:
-            found |= {f"forgot/{name}": array for name, array in P.to_numpy(commit.forgot).items()}
+        if commit.unlearned is not None:
+            found |= {f"forgot/{name}": array for name, array in P.to_numpy(commit.unlearned).items()}
         if commit.history is not None and commit.history.rounds:
             stored = commit.history.to_arrays()
             first = {name: array for name, array in stored.items() if name.startswith("first/")}
@@ -84,7 +86,7 @@ class Checkpoint:
 
     def _write_first(self, commit: Commit, first: Arrays) -> str:
         """Write the first round's updates, which do not change any more, into a file of their own, once."""
-        name = _first_name(commit.named)
+        name = _first_name(commit.key)
         if self._first != name:
             arrays.write(self._folder / name, first)
             self._first = name
@@ -98,13 +100,14 @@ class Checkpoint:
         stored = arrays.read(path, FIX)
         try:
             cursor = json.loads(stored["cursor"].tobytes())
+            key = PhaseKey(**cursor["named"])
             history = None
             if "first" in cursor:
-                recorded = _under("history/", stored) | arrays.read(self._folder / _first_name(cursor["named"]), FIX)
+                recorded = _under("history/", stored) | arrays.read(self._folder / _first_name(key), FIX)
                 history = History.from_arrays(recorded)
             forgot = _under("forgot/", stored)
             return Commit(
-                dict(cursor["named"]),
+                key,
                 int(cursor["round"]),
                 bool(cursor["ended"]),
                 dict(cursor["before"]),
@@ -122,7 +125,7 @@ class Checkpoint:
 
     def forget_states(self, training: str) -> None:
         """Delete the client states of a training that is stored as a whole."""
-        storage.remove(self.states(training))
+        storage.remove(self.states_folder(training))
 
     def clear(self) -> None:
         """Delete everything: the run is done."""
@@ -136,8 +139,8 @@ def _tag(text: Any) -> str:
     return str(text)
 
 
-def _first_name(named: Named) -> str:
-    return f"first-{run_directory.file_name(str(named['cell']))}-{int(named['seed'])}.npz"
+def _first_name(key: PhaseKey) -> str:
+    return f"first-{run_directory.file_name(str(key.cell))}-{int(key.seed)}.npz"
 
 
 def _under(prefix: str, stored: Arrays) -> Arrays:

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from qdsim.algorithms.methods import METHODS
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Recover, Relearn, Train, Unlearn
 from qdsim.errors import BadInput
+from qdsim.experiment import job_files
 from qdsim.experiment.profiles import PROFILES
 from qdsim.experiment.sections import (
     Checked,
@@ -36,7 +37,7 @@ from qdsim.store.tables import RENAMED_ATTACKS
 
 FIXED_SECTIONS = ("data", "cluster")
 """No sweep may change these: all cells of a run share one data set and one set of actors."""
-MOST_CELLS = 1000
+MOST_POINTS = 1000
 
 
 class Job(Section):
@@ -148,7 +149,7 @@ class Job(Section):
                     raise BadInput(f"requests[{i}].kind", request.kind, why)
         return self
 
-    def cells(self) -> list[tuple[str, "Job"]]:
+    def sweep_points(self) -> list[tuple[str, "Job"]]:
         """Return the points of the sweep, each with its label and its job; without a sweep the job itself."""
         if not self.sweep:
             return [("", self)]
@@ -254,9 +255,9 @@ def check_sweep(job: Job) -> None:
         if len({repr(value) for value in values}) < len(values):
             raise BadInput("sweep", key, "each value may be listed once")
     points = math.prod(len(values) for values in job.sweep.values())
-    if points > MOST_CELLS:
-        raise BadInput("sweep", list(job.sweep), f"{points:,} combinations; {MOST_CELLS:,} at most")
-    job.cells()
+    if points > MOST_POINTS:
+        raise BadInput("sweep", list(job.sweep), f"{points:,} combinations; {MOST_POINTS:,} at most")
+    job.sweep_points()
 
 
 def _as_toml(value: Any) -> str:
@@ -277,8 +278,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        there = ", ".join(sorted(str(p) for p in path.parent.glob("*.toml"))) or "no job file there"
-        raise BadInput("JOB", str(path), f"no such file; found: {there}") from None
+        raise job_files.missing(path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("JOB", str(path), f"cannot be read as UTF-8 text: {error}") from None
     except tomllib.TOMLDecodeError as error:

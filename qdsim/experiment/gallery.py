@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from qdsim.federation.client_host import Pick, Shown
+from qdsim.federation.client_host import ImagePair
+from qdsim.federation.evaluation import Pick
 
 
 def picks(counts: np.ndarray, per_class: int) -> list[Pick]:
@@ -22,11 +23,16 @@ def picks(counts: np.ndarray, per_class: int) -> list[Pick]:
     return chosen
 
 
-def rows(chosen: list[Pick], shown: list[Shown]) -> list[dict[str, Any]]:
+def rows(chosen: list[Pick], pairs: list[ImagePair]) -> list[dict[str, Any]]:
     """Return a row for each image."""
     return [
-        {"client_id": i, "class": c, "synthetic": _png(synthetic), "real": None if real is None else _png(real)}
-        for (i, c, _), (synthetic, real) in zip(chosen, shown, strict=True)
+        {
+            "client_id": i,
+            "class": c,
+            "synthetic": _png(pair.synthetic),
+            "real": None if pair.real is None else _png(pair.real),
+        }
+        for (i, c, _), pair in zip(chosen, pairs, strict=True)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,32 +15,37 @@ from qdsim.algorithms.settings import Hyperparameters
 from qdsim.algorithms.stopping import TRAINED
 from qdsim.data import partition
 from qdsim.data.datasets import Dataset
-from qdsim.data.forgetting import NOTHING, Branch, ForgetSet, View
+from qdsim.data.forgetting import NOTHING, ForgetSet, UnlearningRequest, View
 from qdsim.data.partition import Partition
 from qdsim.errors import BadInput
 from qdsim.experiment.config import Job
 from qdsim.experiment.sections import Request
 from qdsim.models.convnet import ConvNet
+from qdsim.store.run_directory import round_stem
 
 MATCHED_IMAGE_COST = 3.0
 """A synthetic image in a matching step against a real one in a gradient, roughly: it is differentiated twice."""
 UNKNOWN = History()
 """Before training there is no history; phases are planned without it."""
+SHARED = "shared"
+"""The method's name in rows of training."""
+TRAINING = UnlearningRequest("", NOTHING)
+IN_TRAINING = -1
 
 
 @dataclass(frozen=True)
-class SeedPlan:
+class FederationPlan:
     """One federation: who holds what, and what will be asked of it."""
 
     seed: int
     partition: Partition
     labels: tuple[np.ndarray, ...]
     """Labels of each client's samples."""
-    branches: tuple[Branch, ...]
+    requests: tuple[UnlearningRequest, ...]
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepPoint:
     """One point of a sweep: the job there, and the federations it trains, one a seed."""
 
     label: str
@@ -47,7 +53,7 @@ class Cell:
     job: Job
     hyper: Hyperparameters
     model: ConvNet
-    seeds: tuple[SeedPlan, ...]
+    federations: tuple[FederationPlan, ...]
 
     @property
     def distils(self) -> bool:
@@ -60,48 +66,84 @@ class Cell:
             return quickdrop.training(self.hyper)
         return [fedavg.phase("train", self.hyper.train, View("real"), TRAINED)]
 
-    def phases(self, method: str, seed_plan: SeedPlan, branch: Branch, history: History = UNKNOWN) -> list[Phase]:
+    def phases(
+        self, method: str, federation: FederationPlan, request: UnlearningRequest, history: History = UNKNOWN
+    ) -> list[Phase]:
         """Return a method's phases for a request: those with rounds to run and samples to run on.
 
         In a sequence nothing is relearned, since the next request builds on what was forgotten.
         """
-        found: list[Phase] = METHODS[method].load().phases(self.hyper, self.hyper.methods.get(method), branch, history)
+        found: list[Phase] = METHODS[method].load().phases(self.hyper, self.hyper.methods.get(method), request, history)
         skipped = {"relearn"} if self.job.sequence else set()
-        return [p for p in found if p.name not in skipped and p.stage.rounds and self.sizes(p, seed_plan).any()]
+        return [p for p in found if p.name not in skipped and p.stage.rounds and self.sizes(p, federation).any()]
 
-    def sizes(self, phase: Phase, seed_plan: SeedPlan) -> np.ndarray:
+    def sizes(self, phase: Phase, federation: FederationPlan) -> np.ndarray:
         """Return |Z_i| of every client."""
-        split = seed_plan.partition
+        split = federation.partition
         return phase.view.sizes(split.counts, split.synthetic_counts(self.hyper.synthetic.scale))
 
-    def work(self, phase: Phase, seed_plan: SeedPlan) -> float:
+    def work(self, phase: Phase, federation: FederationPlan) -> float:
         """Estimate a phase's cost in samples, for the time left and nothing else."""
         stage, hyper = phase.stage, self.hyper
-        a_step = np.minimum(self.sizes(phase, seed_plan), stage.batch_size).astype(float)
+        a_step = np.minimum(self.sizes(phase, federation), stage.batch_size).astype(float)
         if phase.name in ("train", "finetune") and self.distils and hyper.synthetic.matching:
-            matched = seed_plan.partition.synthetic_counts(hyper.synthetic.scale).sum(1)
+            matched = federation.partition.synthetic_counts(hyper.synthetic.scale).sum(1)
             a_step += MATCHED_IMAGE_COST * np.minimum(matched, hyper.synthetic.batch)
         return stage.rounds * stage.participation * stage.steps * float(a_step.sum())
 
 
-@dataclass(frozen=True)
-class Task:
-    """One line of the plan: a method serves a request from the model that a seed's federation trained."""
+class PhaseKey(NamedTuple):
+    """What names a phase in every table."""
 
-    cell: Cell
-    seed_plan: SeedPlan
+    seed: int
+    cell: str
     method: str
-    branch: Branch
+    request: str
+    phase: str
 
     @property
-    def name(self) -> str:
-        """A name that is unique in the run and fit for a file."""
-        names = (self.cell.label, f"seed-{self.seed_plan.seed}", self.method, self.branch.label)
+    def part(self) -> str:
+        """The name of the phase's part in a table; without a phase, that of the task or training."""
+        names = [self.cell, f"seed-{self.seed}", self.method, self.request, self.phase]
         return "-".join(name for name in names if name)
+
+    def round_part(self, round_number: int) -> str:
+        """Return the name of a round's part."""
+        return round_stem(self.part, round_number)
+
+    def columns(self) -> dict[str, Any]:
+        """Return it as columns of a row."""
+        return self._asdict()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method does for a request, from the model that a federation trained; or that training itself."""
+
+    point: SweepPoint
+    federation: FederationPlan
+    method: str
+    request: UnlearningRequest
+    index: int = IN_TRAINING
+    """Position in the plan's tasks; -1 for training."""
+
+    def key(self, phase: str = "") -> PhaseKey:
+        """Return what names one of its phases in every table."""
+        return PhaseKey(self.federation.seed, self.point.label, self.method, self.request.label, phase)
 
     def phases(self, history: History = UNKNOWN) -> list[Phase]:
         """Return what there is to do."""
-        return self.cell.phases(self.method, self.seed_plan, self.branch, history)
+        if self.index == IN_TRAINING:
+            return self.point.training()
+        return self.point.phases(self.method, self.federation, self.request, history)
+
+    def sizes(self, phase: Phase) -> np.ndarray:
+        """Return |Z_i| of every client."""
+        return self.point.sizes(phase, self.federation)
+
+    def work(self, phase: Phase) -> float:
+        """Estimate a phase's cost in samples, for the time left and nothing else."""
+        return self.point.work(phase, self.federation)
 
 
 @dataclass(frozen=True)
@@ -109,47 +151,51 @@ class Plan:
     """All that an experiment needs beside the images themselves."""
 
     job: Job
-    cells: tuple[Cell, ...]
+    points: tuple[SweepPoint, ...]
     test_labels: np.ndarray
     data_sha256: str
 
     @property
     def max_clients(self) -> int:
-        """The most clients that any cell has: one set of actors serves all."""
-        return max(cell.job.partition.clients for cell in self.cells)
+        """The most clients that any point has: one set of actors serves all."""
+        return max(point.job.partition.clients for point in self.points)
 
-    def federations(self) -> Iterator[tuple[Cell, SeedPlan]]:
+    def federations(self) -> Iterator[tuple[SweepPoint, FederationPlan]]:
         """Yield what is trained, in the order of training."""
-        for cell in self.cells:
-            for seed_plan in cell.seeds:
-                yield cell, seed_plan
+        for point in self.points:
+            for federation in point.federations:
+                yield point, federation
 
     def tasks(self) -> list[Task]:
         """Return every method and request of every federation, in the order they are worked through."""
-        return [
-            Task(cell, seed_plan, method, branch)
-            for cell, seed_plan in self.federations()
-            for method in cell.job.methods
-            for branch in seed_plan.branches
+        found = [
+            (point, federation, method, request)
+            for point, federation in self.federations()
+            for method in point.job.methods
+            for request in federation.requests
         ]
+        return [Task(*each, index=index) for index, each in enumerate(found)]
 
     def total_work(self) -> float:
         """Estimate the cost of the whole plan."""
-        total = sum(cell.work(phase, at) for cell, at in self.federations() for phase in cell.training())
-        for task in self.tasks():
-            total += sum(task.cell.work(phase, task.seed_plan) for phase in task.phases())
-        return total
+        tasks = [*(training_task(point, at) for point, at in self.federations()), *self.tasks()]
+        return sum(task.work(phase) for task in tasks for phase in task.phases())
 
 
-def make(job: Job, dataset: Dataset) -> Plan:
-    """Split the data for each cell and seed, and resolve the requests."""
+def training_task(point: SweepPoint, federation: FederationPlan) -> Task:
+    """Return the training that all methods of a federation share."""
+    return Task(point, federation, SHARED, TRAINING)
+
+
+def build_plan(job: Job, dataset: Dataset) -> Plan:
+    """Split the data for each point and seed, and resolve the requests."""
     _check_requests(job, dataset)
     splits: dict[str, Partition] = {}
-    cells = tuple(_make_cell(label, point, dataset, splits) for label, point in job.cells())
-    return Plan(job, cells, dataset.test_labels, dataset.sha256())
+    points = tuple(_plan_point(label, point, dataset, splits) for label, point in job.sweep_points())
+    return Plan(job, points, dataset.test_labels, dataset.sha256())
 
 
-def _make_cell(label: str, job: Job, dataset: Dataset, splits: dict[str, Partition]) -> Cell:
+def _plan_point(label: str, job: Job, dataset: Dataset, splits: dict[str, Partition]) -> SweepPoint:
     channels, size, _ = dataset.train_images.shape[1:]
     model = ConvNet(channels, size, dataset.num_classes, job.model.width, job.model.depth)
     if model.feature_size < 1:
@@ -162,8 +208,8 @@ def _make_cell(label: str, job: Job, dataset: Dataset, splits: dict[str, Partiti
             splits[wanted] = _split(job, dataset, seed)
         split = splits[wanted]
         labels = tuple(dataset.train_labels[rows] for rows in split.indices)
-        plans.append(SeedPlan(seed, split, labels, _branches(job, split, seed)))
-    return Cell(label, job, job.hyperparameters(dataset.num_classes), model, tuple(plans))
+        plans.append(FederationPlan(seed, split, labels, _resolve_requests(job, split, seed)))
+    return SweepPoint(label, job, job.hyperparameters(dataset.num_classes), model, tuple(plans))
 
 
 def _check_requests(job: Job, dataset: Dataset) -> None:
@@ -195,30 +241,30 @@ def _split(job: Job, dataset: Dataset, seed: int) -> Partition:
     )
 
 
-def _branches(job: Job, split: Partition, seed: int) -> tuple[Branch, ...]:
+def _resolve_requests(job: Job, split: Partition, seed: int) -> tuple[UnlearningRequest, ...]:
     """Resolve random targets and, in a sequence, what was forgotten before each request."""
-    branches: list[Branch] = []
-    earlier = NOTHING
+    resolved: list[UnlearningRequest] = []
+    previously = NOTHING
     chosen: set[tuple[str, int | str]] = {(r.kind, r.target) for r in job.requests}
-    for i, request in enumerate(job.requests):
-        target = request.target
+    for i, asked in enumerate(job.requests):
+        target = asked.target
         if target == "random":
-            target = _draw(request, i, split, seed, chosen)
-        chosen.add((request.kind, target))
-        label = f"{request.kind}:{target}"
+            target = _draw(asked, i, split, seed, chosen)
+        chosen.add((asked.kind, target))
+        label = f"{asked.kind}:{target}"
         one = frozenset([int(target)])
-        forget = ForgetSet(classes=one) if request.kind == "class" else ForgetSet(clients=one)
-        branch = Branch(f"{i + 1}:{label}" if job.sequence else label, forget, earlier)
-        key, number = f"requests[{i}].target", target
-        if not View("real", only=forget, without=earlier).sizes(split.counts, split.counts).any():
-            raise BadInput(key, number, f"nothing is left of {label} after the requests before it (seed {seed})")
-        remaining = View("real", without=branch.gone).sizes(split.counts, split.counts).sum()
+        forget = ForgetSet(classes=one) if asked.kind == "class" else ForgetSet(clients=one)
+        request = UnlearningRequest(f"{i + 1}:{label}" if job.sequence else label, forget, previously)
+        key = f"requests[{i}].target"
+        if not View("real", only=forget, without=previously).sizes(split.counts, split.counts).any():
+            raise BadInput(key, target, f"nothing is left of {label} after the requests before it (seed {seed})")
+        remaining = View("real", without=request.forgotten).sizes(split.counts, split.counts).sum()
         if not remaining and not (job.sequence and i == len(job.requests) - 1):
-            raise BadInput(key, number, f"forgetting {label} would leave no data (seed {seed})")
-        branches.append(branch)
+            raise BadInput(key, target, f"forgetting {label} would leave no data (seed {seed})")
+        resolved.append(request)
         if job.sequence:
-            earlier = branch.gone
-    return tuple(branches)
+            previously = request.forgotten
+    return tuple(resolved)
 
 
 def _draw(request: Request, i: int, split: Partition, seed: int, taken: set[tuple[str, int | str]]) -> int:

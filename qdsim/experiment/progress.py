@@ -1,16 +1,24 @@
-"""Where a run is, for whoever watches it."""
+"""Where a run is, for whoever watches it. Nothing here brings torch with it."""
 
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
-NOWHERE = -2
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that the user should know, wherever the run is."""
+
+    text: str
+    actor_replaced: bool = False
+    """It says that an actor was lost and started again."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the run is: sent to whoever watches, at every round and as clients finish."""
+    """Where the run is: sent at every round and as clients finish."""
 
     task: int
     """Position in the plan's tasks; -1 while a federation trains."""
@@ -29,20 +37,11 @@ class Progress:
     """The finished round's row of the table ``rounds``; with ``finished`` the last one before relearning."""
     phase_ended: bool = False
     """The row is the phase's last."""
-    note: str = ""
-    """Something that the user should know."""
     finished: bool = False
     """The task is done, or the training was found ready."""
 
-    @property
-    def is_only_note(self) -> bool:
-        """It says something, and not where the run is."""
-        return self.task == NOWHERE
 
-    @staticmethod
-    def note_only(note: str) -> "Progress":
-        """Return an event that says something, wherever the run is."""
-        return Progress(NOWHERE, "", 0, "", "", "", 0, 0, 0, 0, 0.0, note=note)
+Event = Progress | Notice
 
 
 class Pace:
@@ -57,7 +56,7 @@ class Pace:
             self._marks = [*self._marks[-20:], (time.monotonic(), share_done)]
 
     def forget(self) -> None:
-        """Begin anew: what was passed over tells nothing of the speed."""
+        """Begin anew: what was skipped tells nothing of the speed."""
         self._marks = []
 
     def left_s(self) -> float | None:

@@ -1,18 +1,14 @@
 """Rows of the tables, from what rounds, phases and partitions were. Values in, dicts out."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from qdsim.algorithms.phase import Phase
-from qdsim.data.forgetting import Branch
-from qdsim.experiment.plan import Cell, SeedPlan
-from qdsim.experiment.progress import Progress, Row
-from qdsim.federation.rounds import RoundResult
-from qdsim.store import run_directory, tables
+from qdsim.experiment.plan import PhaseKey, Task
+from qdsim.experiment.progress import Row
+from qdsim.federation.measures import Counts
+from qdsim.federation.rounds import Round
+from qdsim.store import tables
 
-SHARED = "shared"
-"""The method's name in rows of training."""
 CONVERGED_WITHIN = 0.01
 SUMMED = tuple(column.name for column in tables.COLUMNS["stages"] if column.summed)
 """Clocks and counts that a phase's row has the sums of."""
@@ -24,54 +20,19 @@ CLIENT_COLUMNS = tuple(name for name in tables.names("clients") if name not in G
 Scores = dict[str, float | None]
 
 
-@dataclass(frozen=True)
-class Place:
-    """Whose phase it is."""
-
-    task: int
-    cell: Cell
-    seed_plan: SeedPlan
-    method: str
-    branch: Branch
-
-    def keys(self, phase: str) -> Row:
-        """Return what names the phase in every table."""
-        return keys(self.cell, self.seed_plan, self.method, self.branch.label, phase)
-
-    def progress(self, phase: str, rounds: int, share_done: float) -> Progress:
-        """Return the event that a phase begins with."""
-        named = (self.cell.label, self.seed_plan.seed, self.method, self.branch.label, phase)
-        return Progress(self.task, *named, 0, rounds, 0, 0, share_done)
-
-
-def keys(cell: Cell, seed_plan: SeedPlan, method: str, request: str, phase: str) -> Row:
-    """Return what names a phase in every table."""
-    return {"seed": seed_plan.seed, "cell": cell.label, "method": method, "request": request, "phase": phase}
-
-
-def part(named: Row) -> str:
-    """Return the name of a phase's part in a table."""
-    names = [named["cell"], f"seed-{named['seed']}", named["method"], named["request"], named["phase"]]
-    return "-".join(name for name in names if name)
-
-
-def round_part(named: Row, round_number: int) -> str:
-    """Return the name of a round's part."""
-    return run_directory.round_stem(part(named), round_number)
-
-
-def partition_rows(cell: Cell, seed_plan: SeedPlan) -> list[Row]:
+def partition_rows(training: Task) -> list[Row]:
     """Return a row for each client and class."""
-    counts = seed_plan.partition.counts
-    synthetic = seed_plan.partition.synthetic_counts(cell.hyper.synthetic.scale) if cell.distils else 0 * counts
-    named = {**keys(cell, seed_plan, SHARED, "", "train"), "round": 0}
+    split, point = training.federation.partition, training.point
+    counts = split.counts
+    synthetic = split.synthetic_counts(point.hyper.synthetic.scale) if point.distils else 0 * counts
+    named = {**training.key("train").columns(), "round": 0}
     return [
         {**named, "client_id": i, "class": c, "num_samples": int(n), "num_synthetic": int(synthetic[i, c])}
         for (i, c), n in np.ndenumerate(counts)
     ]
 
 
-def costs(result: RoundResult) -> Row:
+def costs(result: Round) -> Row:
     """Return a round's clocks and counts; a round may have no participants (FedEraser's stored one)."""
     updates = result.updates
     return {
@@ -91,19 +52,20 @@ def costs(result: RoundResult) -> Row:
     }
 
 
-def start_loss(result: RoundResult) -> float | None:
+def start_loss(result: Round) -> float | None:
     """Return the mean loss of the participants' first mini-batches, weighted as their updates are."""
     known = [(u.num_samples, u.first_loss) for u in result.updates if u.first_loss is not None]
     total = sum(size for size, _ in known)
     return sum(size * loss for size, loss in known) / total if total else None
 
 
-def client_rows(named: Row, result: RoundResult) -> list[Row]:
+def client_rows(key: PhaseKey, result: Round) -> list[Row]:
     """Return a row for each participant."""
+    named = {**key.columns(), "round": result.number, "reused": False}
     return [{**named, **{name: getattr(update, name) for name in CLIENT_COLUMNS}} for update in result.updates]
 
 
-def stage_row(named: Row, rounds: list[Row], phase: Phase, before: Scores, storage: tuple[int, int]) -> Row:
+def stage_row(key: PhaseKey, rounds: list[Row], phase: Phase, before: Scores, storage: tuple[int, int]) -> Row:
     """Sum a phase's rounds up and say what ended it; ``before`` are the scores that it began with."""
     last = rounds[-1]
     score = "retain_accuracy" if last.get("retain_accuracy") is not None else "test_accuracy"
@@ -113,7 +75,7 @@ def stage_row(named: Row, rounds: list[Row], phase: Phase, before: Scores, stora
         early = phase.ends_by.reached(scores_of(phase, rounds, before))
         stop_reason = f"converged: {phase.ends_by}" if early else f"rounds, not converged: {phase.ends_by}"
     return {
-        **named,
+        **key.columns(),
         "round": last["round"],
         "stop_reason": stop_reason,
         "rounds_run": len(rounds),
@@ -128,6 +90,12 @@ def stage_row(named: Row, rounds: list[Row], phase: Phase, before: Scores, stora
         "storage_bytes_nominal": storage[1],
         "reused": False,
     }
+
+
+def class_rows(key: PhaseKey, result: Round, counts: Counts) -> list[Row]:
+    """Return a row for each class."""
+    named = {**key.columns(), "round": result.number, "reused": False}
+    return [{**named, "class": c, "accuracy": counts.accuracy({c})} for c in range(len(counts.total))]
 
 
 def scores_of(phase: Phase, rounds: list[Row], before: Scores) -> list[float | None]:

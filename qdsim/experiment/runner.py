@@ -1,406 +1,340 @@
 """Work through a plan on one executor: train each federation once, then every method and request from there."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from qdsim import seeds
 from qdsim.algorithms.history import History
 from qdsim.algorithms.methods import METHODS
 from qdsim.algorithms.phase import Phase
-from qdsim.data.forgetting import NOTHING, Branch
 from qdsim.experiment import gallery, rows
 from qdsim.experiment.checkpoint import Checkpoint, Commit
-from qdsim.experiment.plan import Cell, Plan, SeedPlan, Task
-from qdsim.experiment.progress import Progress, Row
-from qdsim.experiment.rows import SHARED, Place, Scores
-from qdsim.experiment.trained import Rows, Store, Trained, check_same, description
-from qdsim.federation import client_host, membership
-from qdsim.federation.client_host import Keep, Shard
-from qdsim.federation.evaluation import Counts
-from qdsim.federation.rounds import Executor, Looked, RoundResult, Then, run_rounds
+from qdsim.experiment.phase_record import PhaseRecord, RunState, scores
+from qdsim.experiment.plan import SHARED, Plan, Task, training_task
+from qdsim.experiment.progress import Event, Notice, Row
+from qdsim.experiment.resume import Action, Continue, Outputs, Skip, is_served, plan_request, plan_training
+from qdsim.experiment.trained import Rows, Trained, TrainedStore, check_same_training, description
+from qdsim.federation import evaluation, membership
+from qdsim.federation.client_host import Shard
+from qdsim.federation.client_states import state_file
+from qdsim.federation.executor import Executor
+from qdsim.federation.rounds import run_phase
 from qdsim.models import params as P
 from qdsim.models.params import Params
 from qdsim.store import arrays, lock, run_directory
-from qdsim.store.run_directory import TableWriter
+from qdsim.store.run_directory import START_ANEW, TableWriter
 from qdsim.store.storage import Folder
 
-TRAINING = Branch("", NOTHING)
-IN_TRAINING = -1
 SERVE_AGAIN = "delete it, and the request is served again"
-SCORES = ("test_accuracy", "forget_accuracy", "retain_accuracy")
-"""What a phase begins with and ends with."""
+NOT_SHARED = "--out is not shared by all nodes: "
 
 
 class Experiment:
     """One plan, one executor, one run directory."""
 
-    def __init__(
-        self, plan: Plan, executor: Executor, run_dir: Folder, emit: Callable[[Progress], None], owner: str = ""
-    ):
+    def __init__(self, plan: Plan, executor: Executor, run_dir: Folder, emit: Callable[[Event], None], owner: str = ""):
         self._plan, self._executor, self._emit = plan, executor, emit
-        self._still_own = partial(lock.check, run_dir, owner)
         self._writer = TableWriter(run_dir)
-        self._store = Store(run_dir.parent)
-        self._models = run_dir / "models"
         self._checkpoint = Checkpoint(run_dir)
+        check_owner = partial(lock.check, run_dir, owner)
+        self._run_state = RunState(plan, executor, self._writer, self._checkpoint, emit, check_owner)
+        self._store = TrainedStore(run_dir.parent)
+        self._models = run_dir / "models"
         self._commit: Commit | None = None
-        """Where an earlier attempt stopped, until that phase is reached."""
-        self._expected = max(plan.total_work(), 1.0)
-        self._done = 0.0
+        """Where an earlier attempt at the run stopped."""
 
     def run(self) -> None:
-        """Federation by federation; a task whose model lies in the run was done before the run was resumed."""
+        """Train each federation and serve its requests; what was done before the run was resumed is skipped."""
         self._models.mkdir(exist_ok=True)
         self._commit = self._checkpoint.load()
-        numbered = list(enumerate(self._plan.tasks()))
-        for cell, seed_plan in self._plan.federations():
-            own = [(i, task) for i, task in numbered if task.cell is cell and task.seed_plan is seed_plan]
-            trained = None
-            if all(self._served(task) for _, task in own):
-                self._done += sum(cell.work(phase, seed_plan) for phase in cell.training())
-            else:
-                trained = self._train(cell, seed_plan)
+        every_task = self._plan.tasks()
+        for point, federation in self._plan.federations():
+            tasks = [task for task in every_task if task.point is point and task.federation is federation]
+            training = training_task(point, federation)
+            served = [is_served(self._outputs(task), self._written(task)) for task in tasks]
+            trained = None if all(served) else self._train(training)
+            if trained is None:
+                self._run_state.work_done += sum(training.work(phase) for phase in training.phases())
             reached: dict[str, Params] = {}
-            for i, task in own:
-                place = Place(i, cell, seed_plan, task.method, task.branch)
-                path = self._model_path(task)
-                if trained is None or self._served(task):
-                    stored = P.from_numpy(arrays.read(path, SERVE_AGAIN))
-                    reached[task.method] = cell.model.checked(stored, path, SERVE_AGAIN)
-                    self._pass_over(place, task.phases())
+            for task, is_done in zip(tasks, served, strict=True):
+                if trained is None or is_done:
+                    reached[task.method] = self._read_model(task)
+                    self._say_skipped(task, task.phases())
                     continue
-                start = reached.get(task.method, trained.params) if cell.job.sequence else trained.params
-                reached[task.method] = self._serve(place, task, start, trained.history)
-        self._still_own()
+                start = reached.get(task.method, trained.params) if point.job.sequence else trained.params
+                reached[task.method] = self._serve(task, start, trained.history)
+        self._run_state.check_owner()
         self._checkpoint.clear()
 
-    def _served(self, task: Task) -> bool:
-        """Tell whether a request was served before the run was resumed: its model and all its rows are there."""
-        if not self._model_path(task).exists():
-            return False
-        named = [rows.keys(task.cell, task.seed_plan, task.method, task.branch.label, p.name) for p in task.phases()]
-        forgot = [rows.part(keys) for keys in named if keys["phase"] != "relearn"][-1:]
-        attacked = [("membership", f"{part}-{attack}") for part in forgot for attack in task.cell.job.membership]
-        parts = [("stages", rows.part(keys)) for keys in named] + attacked
-        return all(self._writer.has(table, part) for table, part in parts)
+    # -- training ------------------------------------------------------------------------------------------------------
 
-    def _model_path(self, task: Task) -> Folder:
-        return self._models / f"{run_directory.file_name(task.name)}.npz"
-
-    def _pass_over(self, place: Place, phases: list[Phase]) -> None:
-        """Say that phases had been done before."""
-        self._done += sum(place.cell.work(phase, place.seed_plan) for phase in phases)
-        name = phases[-1].name if phases else ""
-        self._emit(replace(place.progress(name, 0, self._share()), finished=True))
-
-    def _train(self, cell: Cell, seed_plan: SeedPlan) -> Trained:
+    def _train(self, training: Task) -> Trained:
         """Train, or take the state that an earlier training of the same fields left."""
-        place = Place(IN_TRAINING, cell, seed_plan, SHARED, TRAINING)
-        parts = zip(seed_plan.partition.indices, seed_plan.labels, strict=True)
+        point, federation, phases = training.point, training.federation, training.phases()
+        parts = zip(federation.partition.indices, federation.labels, strict=True)
         shards = [Shard(i, indices, labels) for i, (indices, labels) in enumerate(parts)]
-        self._executor.adopt(cell.model, seed_plan.seed, shards, cell.hyper.synthetic if cell.distils else None)
-        self._writer.append("partitions", rows.part(place.keys("")), rows.partition_rows(cell, seed_plan))
-        phases = cell.training()
+        synthetic = point.hyper.synthetic if point.distils else None
+        self._executor.broadcast("assign_clients", point.model, federation.seed, shards, synthetic, setup=True)
+        self._writer.append("partitions", training.key().part, rows.partition_rows(training))
         device = self._executor.device
-        described = [description(self._plan, cell, seed_plan, phases[: n + 1], device) for n in range(len(phases))]
-        check_same(self._models / f"{run_directory.file_name(rows.part(place.keys('')))}.json", described[-1])
-        trained, ready = self._find(described)
-        learns = any(phase.learns for phase in phases)
-        keep = self._folder_for_states(place) if learns else None
-        commit = self._stopped_in(place, phases[ready:], keep)
-        states: dict[int, str] | None = {} if keep != "nowhere" else None
+        described = [description(self._plan, training, phases[: n + 1], device) for n in range(len(phases))]
+        check_same_training(self._models / f"{run_directory.file_name(training.key().part)}.json", described[-1])
+        trained, stored_phases = self._find_stored(described, len(shards))
         if trained is None:
-            trained = Trained(self._init(place, request="", phase="train"), History(), {})
-        self._copy(place, phases[:ready], trained.rows)
-        if commit is not None:
-            behind = [phase.name for phase in phases].index(commit.named["phase"])
-            for phase in phases[ready:behind]:
-                trained = replace(trained, rows=self._rows_of(place, phase, trained.rows))
-            ready = behind
-            trained = Trained(commit.params, commit.history or trained.history, trained.rows)
-            if commit.states and keep is not None and keep != "nowhere":
-                states = dict(commit.states)
-                self._executor.restore(keep, states)
-        for phase, state in zip(phases[ready:], described[ready:], strict=True):
-            params, _, _ = self._run_phase(
-                place,
-                phase,
-                trained.params,
-                {},
-                storage=self._storage(place, trained.history),
-                history=trained.history,
-                commit=commit,
-                keep=keep if phase.learns else None,
-                states=states,
+            trained = Trained(self._initial_params(training, request="", phase="train"), History(), {})
+        self._copy_rows(training, phases[:stored_phases], trained.rows)
+        actions = self._resume_training(training, phases, stored_phases)
+        for number in range(stored_phases, len(phases)):
+            phase, action = phases[number], actions[number]
+            if action == Skip():
+                trained = replace(trained, rows=self._rows_of(training, phase, trained.rows))
+                continue
+            commit = self._commit if isinstance(action, Continue) else None
+            if commit is not None:
+                trained = Trained(commit.params, commit.history or trained.history, trained.rows)
+            storage = self._storage(training, trained.history)
+            record = PhaseRecord(
+                self._run_state, training, phase, {}, storage, history=trained.history, continue_from=commit
             )
-            commit = None
-            trained = Trained(params, trained.history, self._rows_of(place, phase, trained.rows))
-            stored = self._store.save(state, trained, self._executor, len(shards))
-            if stored and phase is phases[-1]:
-                self._executor.settle(self._store.path(state) / "clients")
-                self._checkpoint.forget_states(rows.part(place.keys("")))
-            elif not stored:
-                unseen = "the trained state is not stored, since not all nodes see --out: nothing can reuse it"
-                self._emit(replace(place.progress(phase.name, 0, self._share()), note=unseen))
-        if cell.distils and cell.job.synthetic.gallery:
-            self._show(place, trained.rows["rounds"][-1])
+            params = run_phase(
+                phase,
+                self._start(training, phase, trained.params, commit),
+                training.sizes(phase),
+                self._executor,
+                record,
+                run_seed=federation.seed,
+                first_round=record.first_round,
+                history=record.recorded_history,
+            )
+            record.finish()
+            trained = Trained(params, trained.history, self._rows_of(training, phase, trained.rows))
+            self._store_training(training, described[number], trained, len(shards), is_last=phase is phases[-1])
+        if point.distils and point.job.synthetic.gallery:
+            self._write_gallery(training, trained.rows["rounds"][-1])
         return trained
 
-    def _folder_for_states(self, place: Place) -> Folder | Literal["nowhere"]:
-        """Return the folder where the clients of a training keep their states, if all nodes see it."""
-        folder = self._checkpoint.states(rows.part(place.keys("")))
+    def _find_stored(self, described: list[dict[str, Any]], clients: int) -> tuple[Trained | None, int]:
+        """Return the furthest state that is stored, and how many phases it has behind it."""
+        for stored_phases in range(len(described), 0, -1):
+            trained = self._store.load(described[stored_phases - 1], self._executor, clients)
+            if trained is not None:
+                return trained, stored_phases
+        return None, 0
+
+    def _resume_training(self, training: Task, phases: list[Phase], stored_phases: int) -> tuple[Action, ...]:
+        """Say what to do with each phase; have the clients' states written, and read where an attempt stopped."""
+        commit, keys = self._commit, [training.key(phase.name) for phase in phases]
+        folder, readable = None, True
+        if any(phase.learns for phase in phases) and stored_phases < len(phases):
+            folder = self._states_folder(training)
+            readable = commit is not None and self._states_readable(commit, folder)
+        cursor = commit.cursor if commit else None
+        actions = plan_training(keys, commit=cursor, stored_phases=stored_phases, states_readable=readable)
+        continues = any(isinstance(action, Continue) for action in actions)
+        if folder is not None:
+            states = self._executor.states
+            states.keep_in(folder, commit.states if commit and continues else None)
+            if continues:
+                clients = range(len(training.federation.labels))
+                self._executor.broadcast("load_states", states.files(clients), START_ANEW)
+        return actions
+
+    def _states_folder(self, training: Task) -> Folder | None:
+        """Return the folder where the clients of a training write their states, if all nodes can access it."""
+        folder = self._checkpoint.states_folder(training.key().part)
         folder.mkdir(parents=True, exist_ok=True)
-        if self._executor.sees(folder):
+        if all(self._executor.broadcast("can_access", folder)):
             return folder
-        unseen = "not all nodes see --out: a training that is interrupted begins anew, and a lost client ends the run"
-        self._emit(replace(place.progress("train", 0, self._share()), note=unseen))
-        return "nowhere"
+        lost = "an interrupted training restarts at round 1, and a lost client ends the run"
+        self._emit(Notice(NOT_SHARED + lost))
+        return None
 
-    def _stopped_in(self, place: Place, phases: list[Phase], keep: Keep) -> Commit | None:
-        """Return the commit if it is one of these phases of training, and the clients' states are there as well."""
-        commit = self._commit
-        if commit is None or not any(commit.is_at(place.keys(phase.name)) for phase in phases):
-            return None
-        if keep is None:
-            return commit
-        if keep == "nowhere" or commit.states is None:
-            return None
-        # a state that is gone: the training was stored as a whole, and somebody has deleted it
-        there = [client_host.state_path(keep, i, last).exists() for i, last in commit.states.items()]
-        return commit if all(there) else None
+    @staticmethod
+    def _states_readable(commit: Commit, folder: Folder | None) -> bool:
+        """Tell whether the states that a commit names are there: a training may be stored as a whole, and deleted."""
+        if folder is None or commit.states is None:
+            return False
+        return all(state_file(folder, i, last).exists() for i, last in commit.states.items())
 
-    def _rows_of(self, place: Place, phase: Phase, earlier: Rows) -> Rows:
+    def _store_training(
+        self, training: Task, described: dict[str, Any], trained: Trained, clients: int, *, is_last: bool
+    ) -> None:
+        """Store a training for later runs, where all nodes can access the storage."""
+        stored = self._store.save(described, trained, self._executor, clients)
+        if not stored:
+            self._emit(Notice(NOT_SHARED + "the trained state is not stored, and no other run can reuse it"))
+        elif is_last:
+            self._executor.states.freeze(self._store.path(described) / "clients")
+            self._checkpoint.forget_states(training.key().part)
+
+    def _rows_of(self, training: Task, phase: Phase, earlier: Rows) -> Rows:
         """Return the rows of a training phase that has ended, after those of the phases before it."""
-        named = place.keys(phase.name)
-        found: Rows = {"stages": self._writer.read("stages", rows.part(named))}
+        key = training.key(phase.name)
+        found: Rows = {"stages": self._writer.read("stages", key.part)}
         rounds = found["stages"][0]["rounds_run"]
         for table in ("rounds", "clients", "classes"):
-            parts = (self._writer.read(table, rows.round_part(named, n + 1)) for n in range(rounds))
+            parts = (self._writer.read(table, key.round_part(n + 1)) for n in range(rounds))
             found[table] = [row for part in parts for row in part]
         return {table: [*earlier.get(table, []), *own] for table, own in found.items()}
 
-    def _show(self, place: Place, last: Row) -> None:
-        """Write the few synthetic images that the user asked to see."""
-        hyper, split = place.cell.hyper.synthetic, place.seed_plan.partition
-        picks = gallery.picks(split.synthetic_counts(hyper.scale), place.cell.job.synthetic.gallery)
-        shown = self._executor.gallery(picks, hyper.init)
-        named = {**place.keys(last["phase"]), "round": last["round"]}
-        self._writer.append("images", rows.part(named), [{**named, **row} for row in gallery.rows(picks, shown)])
-
-    def _find(self, described: list[dict[str, Any]]) -> tuple[Trained | None, int]:
-        """Return the furthest state that is stored, and how many phases it has behind it."""
-        for ready in range(len(described), 0, -1):
-            trained = self._store.load(described[ready - 1], self._executor)
-            if trained is not None:
-                return trained, ready
-        return None, 0
-
-    def _copy(self, place: Place, phases: list[Phase], stored: Rows) -> None:
+    def _copy_rows(self, training: Task, phases: list[Phase], stored: Rows) -> None:
         """Write the rows of a training that was done before, so that the run's tables are complete."""
         for phase in phases:
-            named = place.keys(phase.name)
-            if self._writer.has("stages", rows.part(named)):  # a resumed run's own training
+            key = training.key(phase.name)
+            if self._writer.has("stages", key.part):  # a resumed run's own training
                 continue
             for table, found in stored.items():
-                mine = [{**row, **named, "reused": True} for row in found if row["phase"] == phase.name]
+                mine = [{**row, **key.columns(), "reused": True} for row in found if row["phase"] == phase.name]
                 for number in dict.fromkeys(row["round"] for row in mine):
                     # under the names of rows that are written here, so that neither stands beside the other
-                    name = rows.part(named) if table == "stages" else rows.round_part(named, number)
-                    self._writer.append(table, name, [row for row in mine if row["round"] == number])
+                    part = key.part if table == "stages" else key.round_part(number)
+                    self._writer.append(table, part, [row for row in mine if row["round"] == number])
         if phases:
-            self._pass_over(place, phases)
+            self._say_skipped(training, phases)
 
-    def _serve(self, place: Place, task: Task, params: Params, history: History) -> Params:
-        """Serve a request; return the model that has forgotten, before it relearns anything."""
-        phases = task.phases(history)
-        names = [phase.name for phase in phases]
-        commit = self._commit if self._commit and self._commit.is_at(place.keys(self._commit.named["phase"])) else None
-        passed = phases[: names.index(commit.named["phase"])] if commit else []
-        if not all(self._writer.has("stages", rows.part(place.keys(phase.name))) for phase in passed):
-            commit = None  # rows of an earlier phase are gone: the request is served again from its beginning
-        forgot, last_row = params, None
-        if commit is not None:
-            scores, forgot = commit.before, commit.forgot or commit.params
-            self._done += sum(place.cell.work(phase, place.seed_plan) for phase in passed)
-            phases = phases[len(passed) :]
-            if commit.named["phase"] == "relearn":
-                last_row = self._last_row(place, passed[-1]) if passed else None
-        else:
-            found: list[Looked] = []
-            self._look(params, task.branch, found.append)
-            self._executor.finish_look()
-            scores = self._scores(task.cell, task.branch, found[0])
-        if not names:  # the last class of a sequence: trained on nothing, a model is an untrained one
-            forgot = self._init(place, request=task.branch.label, phase="unlearn")
-        storage = self._storage(place, history)
-        for phase in (p for p in phases if p.name != "relearn"):
-            forgot, scores, last_row = self._run_phase(place, phase, forgot, scores, storage=storage, commit=commit)
-            commit = None
-        if last_row is not None and (commit is None or commit.named["phase"] != "relearn"):
-            self._attack(place, task, forgot, last_row)
-        for phase in (p for p in phases if p.name == "relearn"):
-            self._run_phase(place, phase, forgot, scores, storage=storage, commit=commit, forgot=forgot)
-        arrays.write(self._model_path(task), P.to_numpy(forgot))
-        name = names[-1] if names else ""
-        self._emit(replace(place.progress(name, 0, self._share()), row=last_row, finished=True))
-        return forgot
+    def _write_gallery(self, training: Task, last: Row) -> None:
+        """Write the few synthetic images that the user asked to see."""
+        settings, split = training.point.job.synthetic, training.federation.partition
+        picks = gallery.picks(split.synthetic_counts(settings.scale), settings.gallery)
+        pairs = evaluation.image_pairs(self._executor, picks, settings.init)
+        key = training.key(last["phase"])
+        named = {**key.columns(), "round": last["round"]}
+        self._writer.append("images", key.part, [{**named, **row} for row in gallery.rows(picks, pairs)])
 
-    def _last_row(self, place: Place, phase: Phase) -> Row:
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _serve(self, task: Task, params: Params, history: History) -> Params:
+        """Serve a request; return the model that has unlearned, before it relearns anything."""
+        phases, outputs = task.phases(history), self._outputs(task)
+        cursor = self._commit.cursor if self._commit else None
+        actions = plan_request(outputs, commit=cursor, written=self._written(task))
+        commit = self._commit if any(isinstance(action, Continue) for action in actions) else None
+        unlearned = (commit.unlearned or commit.params) if commit else params
+        if not phases:  # the last class of a sequence: trained on nothing, a model is an untrained one
+            unlearned = self._initial_params(task, request=task.request.label, phase="unlearn")
+        before = (
+            commit.before if commit else scores(self._run_state.evaluate(params, task.request).result(), task.request)
+        )
+        storage, last_row = self._storage(task, history), None
+        for phase, action in zip(phases, actions, strict=True):
+            if action == Skip():
+                self._run_state.work_done += task.work(phase)
+                last_row = self._last_row(task, phase)
+                continue
+            relearns = phase.name == "relearn"
+            if relearns:
+                self._attack(task, unlearned, last_row)
+            here = commit if isinstance(action, Continue) else None
+            record = PhaseRecord(
+                self._run_state,
+                task,
+                phase,
+                before,
+                storage,
+                unlearned=unlearned if relearns else None,
+                continue_from=here,
+            )
+            params = run_phase(
+                phase,
+                self._start(task, phase, unlearned, here),
+                task.sizes(phase),
+                self._executor,
+                record,
+                run_seed=task.federation.seed,
+                request=task.request.label,
+                first_round=record.first_round,
+            )
+            before, row = record.finish()
+            if not relearns:
+                unlearned, last_row = params, row
+        self._attack(task, unlearned, last_row)
+        arrays.write(self._model_path(task), P.to_numpy(unlearned))
+        name = phases[-1].name if phases else ""
+        self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True))
+        return unlearned
+
+    def _outputs(self, task: Task) -> Outputs:
+        """Return what the request will have left in the run directory once it is served."""
+        keys = tuple(task.key(phase.name) for phase in task.phases())
+        return Outputs(keys, f"models/{task.key().part}", tuple(f"membership/{p}" for p in self._attack_parts(task)))
+
+    def _written(self, task: Task) -> set[str]:
+        """Return which of a request's outputs are there."""
+        found = set()
+        for name in self._outputs(task).names:
+            table, _, part = name.partition("/")
+            there = self._model_path(task).exists() if table == "models" else self._writer.has(table, part)
+            if there:
+                found.add(name)
+        return found
+
+    def _attack_parts(self, task: Task) -> list[str]:
+        """Return the names of the parts that membership inference writes: after the last phase that forgets."""
+        forgetting = [task.key(phase.name) for phase in task.phases() if phase.name != "relearn"]
+        return [f"{key.part}-{name}" for key in forgetting[-1:] for name in task.point.job.membership]
+
+    def _attack(self, task: Task, params: Params, last_row: Row | None) -> None:
+        """Write what membership inference finds in the model that has unlearned, unless it is written."""
+        if last_row is None:
+            return
+        key, at = task.key(last_row["phase"]), task.federation
+        named = {**key.columns(), "round": last_row["round"]}
+        for name, part in zip(task.point.job.membership, self._attack_parts(task), strict=True):
+            if self._writer.has("membership", part):
+                continue
+            found = membership.attack(
+                name, task.request, at.seed, at.labels, self._plan.test_labels, params, self._executor
+            )
+            self._writer.append("membership", part, [{**named, **row} for row in found])
+
+    def _last_row(self, task: Task, phase: Phase) -> Row:
         """Return the last row of a phase that is over."""
-        named = place.keys(phase.name)
-        (stage,) = self._writer.read("stages", rows.part(named))
-        return self._writer.round_row(rows.round_part(named, stage["rounds_run"]))
+        key = task.key(phase.name)
+        (stage,) = self._writer.read("stages", key.part)
+        return self._writer.round_row(key.round_part(stage["rounds_run"]))
 
-    def _run_phase(
-        self,
-        place: Place,
-        phase: Phase,
-        params: Params,
-        before: Scores,
-        *,
-        storage: tuple[int, int],
-        history: History | None = None,
-        forgot: Params | None = None,
-        commit: Commit | None = None,
-        keep: Keep = None,
-        states: dict[int, str] | None = None,
-    ) -> tuple[Params, Scores, Row]:
-        """Run a phase and write its rows; return the model, its scores and its last row.
+    def _read_model(self, task: Task) -> Params:
+        """Return the model that a served request has left."""
+        path = self._model_path(task)
+        stored = P.from_numpy(arrays.read(path, SERVE_AGAIN))
+        return task.point.model.checked(stored, path, SERVE_AGAIN)
 
-        ``before`` are the scores it begins with. ``history`` records the updates, in training. ``commit`` is where an
-        earlier attempt at the phase stopped, ``keep`` the folder for the states that clients change, ``states`` what is
-        there already.
-        """
-        cell, seed_plan, branch = place.cell, place.seed_plan, place.branch
-        named = place.keys(phase.name)
-        done: list[Row] = []
-        if commit is None:
-            params = self._start(place, phase, params)
-        else:
-            params, before = self._checkpoint.checked(commit.params, cell.model), commit.before
-            done = [self._writer.round_row(rows.round_part(named, n + 1)) for n in range(commit.round_number)]
-        sizes = cell.sizes(phase, seed_plan)
-        work = cell.work(phase, seed_plan)
-        until = self._done + work
-        self._done += work * len(done) / max(phase.stage.rounds, 1)
-        at = place.progress(phase.name, phase.stage.rounds, self._share())
-        self._emit(at)
+    def _model_path(self, task: Task) -> Folder:
+        return self._models / f"{run_directory.file_name(task.key().part)}.npz"
 
-        def on_client(round_number: int, expected: int, done: int) -> None:
-            here = replace(at, round_number=round_number, clients_done=done, clients=expected)
-            self._emit(replace(here, share_done=self._share()))
+    # -- both ----------------------------------------------------------------------------------------------------------
 
-        rule = phase.ends_by
-        first = phase.stage.rounds + 1 if commit and commit.ended else len(done) + 1
-        recording = history if phase.name == "train" else None
-
-        def end_round(result: RoundResult, looked: Looked) -> None:
-            """Write what a round was and commit it; clients may be at work on the next one."""
-            began_s = time.perf_counter()
-            row = {**named, "round": result.round_number, **self._scores(cell, branch, looked), **rows.costs(result)}
-            done.append(row)
-            ended = over() or result.round_number == phase.stage.rounds
-            if branch.label and ended:
-                row |= self._own_scores(result.params, seed_plan, branch)
-            row |= {"data_size": int(sizes.sum()), "params_sha256": P.sha256(result.params), "reused": False}
-            row["evaluation_s"] = looked.elapsed_s + time.perf_counter() - began_s
-            self._still_own()
-            self._write_round(row, named, result, looked.test)
-            if keep is not None and states is not None:
-                states.update(
-                    dict.fromkeys((u.client_id for u in result.updates), client_host.tag(phase.name, row["round"]))
-                )
-            past = recording.until(row["round"]) if recording is not None else history
-            self._checkpoint.save(Commit(named, row["round"], ended, before, result.params, forgot, past, states))
-            self._done += work / phase.stage.rounds
-            on_row = replace(at, round_number=result.round_number, clients_done=result.expected)
-            here = replace(on_row, clients=result.expected, share_done=self._share())
-            self._emit(replace(here, row=row, phase_ended=ended))
-
-        def over() -> bool:
-            return rule is not None and rule.reached(rows.scores_of(phase, done, before))
-
-        for result in run_rounds(
-            phase, params, sizes, self._executor, seed_plan.seed, branch.label, on_client, recording, first, keep
-        ):
-            params = result.params
-            self._look(params, branch, partial(end_round, result))
-            if rule is not None or result.round_number == phase.stage.rounds:
-                self._executor.finish_look()
-                if over():
-                    break
-        self._done = until
-        self._writer.append("stages", rows.part(named), [rows.stage_row(named, done, phase, before, storage)])
-        ended_with: Scores = {name: done[-1].get(name) for name in SCORES if done[-1].get(name) is not None}
-        return params, ended_with, done[-1]
-
-    def _start(self, place: Place, phase: Phase, params: Params) -> Params:
+    def _start(self, task: Task, phase: Phase, params: Params, commit: Commit | None) -> Params:
+        """Return the model that a phase begins with."""
+        if commit is not None:
+            return self._checkpoint.checked(commit.params, task.point.model)
         if phase.start == "current":
             return params
         if phase.start == "initial":  # θ_0 has the names of training, so that anybody can draw it again
-            return self._init(place, request="", phase="train")
-        return self._init(place, request=place.branch.label, phase=phase.name)
+            return self._initial_params(task, request="", phase="train")
+        return self._initial_params(task, request=task.request.label, phase=phase.name)
 
-    def _init(self, place: Place, *, request: str, phase: str) -> Params:
-        return place.cell.model.init(seeds.generator(place.seed_plan.seed, "init", request=request, phase=phase))
+    @staticmethod
+    def _initial_params(task: Task, *, request: str, phase: str) -> Params:
+        return task.point.model.init(seeds.generator(task.federation.seed, "init", request=request, phase=phase))
 
-    def _share(self) -> float:
-        return min(1.0, self._done / self._expected)
-
-    def _look(self, params: Params, branch: Branch, then: Then) -> None:
-        """Ask for all that accuracies are made of: the test set, and a forgotten client's own data."""
-        num_test = len(self._plan.test_labels)
-        self._executor.look(params, num_test, sorted(branch.forget.clients), branch, then)
-
-    def _scores(self, cell: Cell, branch: Branch, looked: Looked) -> Scores:
-        """Test accuracies; for a client request F-Set is the client's own data (it has no test data)."""
-        counts = looked.test
-        scores: Scores = {"test_accuracy": counts.accuracy()}
-        if not branch.label:
-            return scores
-        if looked.own is not None:
-            scores["retain_accuracy"] = counts.accuracy()
-            scores["forget_accuracy"] = looked.own.accuracy()
-        else:
-            kept = set(range(cell.model.num_classes)) - branch.gone.classes
-            scores["retain_accuracy"] = counts.accuracy(kept)
-            scores["forget_accuracy"] = counts.accuracy(branch.forget.classes)
-        return scores
-
-    def _own_scores(self, params: Params, seed_plan: SeedPlan, branch: Branch) -> Scores:
-        everyone = list(range(len(seed_plan.labels)))
-        forgotten, retained = self._executor.own_counts(params, everyone, branch)
-        return {"forget_accuracy_train": forgotten.accuracy(), "retain_accuracy_train": retained.accuracy()}
-
-    def _attack(self, place: Place, task: Task, params: Params, last_row: Row) -> None:
-        """Write what membership inference finds in the model that has forgotten."""
-        named = {**place.keys(last_row["phase"]), "round": last_row["round"]}
-        for name in task.cell.job.membership:
-            at = task.seed_plan
-            found = membership.attack(
-                name, task.branch, at.seed, at.labels, self._plan.test_labels, params, self._executor
-            )
-            self._writer.append("membership", f"{rows.part(named)}-{name}", [{**named, **row} for row in found])
-
-    def _storage(self, place: Place, history: History) -> tuple[int, int]:
+    def _storage(self, task: Task, history: History) -> tuple[int, int]:
         """Return what the method keeps for unlearning: measured, and by the accounting of its paper."""
-        cell = place.cell
-        if cell.distils if place.method == SHARED else METHODS[place.method].uses_synthetic:
-            counts = place.seed_plan.partition.synthetic_counts(cell.hyper.synthetic.scale)
-            return self._executor.storage_bytes(), int(counts.sum()) * cell.model.channels * cell.model.size**2
-        if place.method == SHARED:
+        point = task.point
+        if point.distils if task.method == SHARED else METHODS[task.method].uses_synthetic:
+            counts = task.federation.partition.synthetic_counts(point.hyper.synthetic.scale)
+            measured = sum(self._executor.broadcast("storage_bytes"))
+            return measured, int(counts.sum()) * point.model.channels * point.model.size**2
+        if task.method == SHARED:
             return 0, 0
-        stored = getattr(METHODS[place.method].load(), "storage_bytes", None)
-        settings = cell.hyper.methods.get(place.method)
-        return stored(cell.hyper, settings, place.branch, history) if stored else (0, 0)
+        stored = getattr(METHODS[task.method].load(), "storage_bytes", None)
+        settings = point.hyper.methods.get(task.method)
+        return stored(point.hyper, settings, task.request, history) if stored else (0, 0)
 
-    def _write_round(self, row: Row, named: Row, result: RoundResult, counts: Counts) -> None:
-        part = rows.round_part(named, result.round_number)
-        here = {**named, "round": result.round_number, "reused": False}
-        classes = [{**here, "class": c, "accuracy": counts.accuracy({c})} for c in range(len(counts.total))]
-        self._writer.append("clients", part, rows.client_rows(here, result))
-        self._writer.append("classes", part, classes)
-        self._writer.append("rounds", part, [row])
+    def _say_skipped(self, task: Task, phases: Sequence[Phase]) -> None:
+        """Say that phases had been done before."""
+        self._run_state.work_done += sum(task.work(phase) for phase in phases)
+        name = phases[-1].name if phases else ""
+        self._emit(replace(self._run_state.progress(task, name), finished=True))

@@ -7,17 +7,14 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from qdsim.errors import StorageFailed
-from qdsim.experiment.progress import Pace
+from qdsim.experiment.progress import Event, Notice, Pace
 from qdsim.store import lock, run_directory, storage
 from qdsim.store.storage import Folder, Remote
-
-if TYPE_CHECKING:  # it brings torch, and a watcher does without
-    from qdsim.experiment.progress import Progress
 
 FILE = "progress.json"
 EVERY_S = 1.0
@@ -43,13 +40,13 @@ class Recorder:
         self._served: set[int] = set()
         self._now: dict[str, Any] = {"tasks": tasks, "tasks_done": 0, "actors_replaced": 0, "notes": []}
 
-    def take(self, event: Progress) -> None:
+    def take(self, event: Event) -> None:
         """Take an event in; write, if the last time was long enough ago."""
         now = self._now
-        if event.note:
-            now["notes"] = [*now["notes"], event.note][-NOTES:]
-            now["actors_replaced"] += event.note.endswith("started again")
-        if not event.is_only_note:
+        if isinstance(event, Notice):
+            now["notes"] = [*now["notes"], event.text][-NOTES:]
+            now["actors_replaced"] += event.actor_replaced
+        else:
             if not event.finished:  # which says that a request is served, and has no round of its own
                 now |= {name: getattr(event, name) for name in PLACE}
             self._pace.mark(event.share_done)

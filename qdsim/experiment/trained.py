@@ -1,9 +1,9 @@
 """Trained states, found again: ``<out>/.trained/<hash>``.
 
 Training depends on seed, data, partition, model and training fields, with the synthetic fields where any method
-distils: their hash names the state. Another run, method or cell of a sweep that comes to the same hash takes the model,
-the history, the clients' synthetic sets and the rows of the tables from there. Fine-tuning is a state of its own, so
-a sweep over F trains once.
+distils: their hash names the state. Another run, method or point of a sweep that comes to the same hash takes the
+model, the history, the clients' synthetic sets and the rows of the tables from there. Fine-tuning is a state of its
+own, so a sweep over F trains once.
 
 A state is there when its ``state.json`` is, which is written last. Two runs that store the same state at the same time
 write the same files, clocks aside. They are numpy arrays, Parquet and JSON; reading them executes nothing.
@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from qdsim.algorithms.history import History
 from qdsim.algorithms.phase import Phase
 from qdsim.errors import BadInput
-from qdsim.experiment.plan import Cell, Plan, SeedPlan
-from qdsim.federation.rounds import Executor
+from qdsim.experiment.plan import Plan, Task
+from qdsim.federation.executor import Executor
 from qdsim.models import params as P
 from qdsim.models.convnet import ConvNet
 from qdsim.models.params import Params
@@ -45,21 +45,22 @@ class Trained:
     rows: Rows
 
 
-def description(plan: Plan, cell: Cell, seed_plan: SeedPlan, phases: list[Phase], device: str) -> dict[str, Any]:
+def description(plan: Plan, training: Task, phases: list[Phase], device: str) -> dict[str, Any]:
     """Return all that the state after these phases depends on."""
-    cluster = cell.job.cluster
-    synthetic = asdict(cell.hyper.synthetic) if cell.distils else None
+    point, federation = training.point, training.federation
+    cluster = point.job.cluster
+    synthetic = asdict(point.hyper.synthetic) if point.distils else None
     if synthetic is not None:
         del synthetic["gallery"]
     if synthetic is not None and not any(phase.name == "finetune" for phase in phases):
         synthetic["finetune"] = 0
     return {
         "version": VERSION,
-        "seed": seed_plan.seed,
+        "seed": federation.seed,
         "data": plan.data_sha256,
-        "partition": seed_plan.partition.sha256,
-        "model": asdict(cell.model),
-        "train": asdict(cell.hyper.train),
+        "partition": federation.partition.sha256,
+        "model": asdict(point.model),
+        "train": asdict(point.hyper.train),
         "synthetic": synthetic,
         "device": device,
         "threads": cluster.threads,
@@ -71,7 +72,7 @@ def description(plan: Plan, cell: Cell, seed_plan: SeedPlan, phases: list[Phase]
     }
 
 
-def check_same(path: Folder, described: dict[str, Any]) -> None:
+def check_same_training(path: Folder, described: dict[str, Any]) -> None:
     """Refuse to resume with a training of other bits: what was served before started from another model.
 
     ``path`` holds what the training of this run was described as, and is written the first time.
@@ -89,7 +90,7 @@ def check_same(path: Folder, described: dict[str, Any]) -> None:
     storage.write(path, json.dumps(now, indent=2, sort_keys=True).encode())
 
 
-class Store:
+class TrainedStore:
     """The states under one output directory."""
 
     def __init__(self, out: Folder):
@@ -100,10 +101,10 @@ class Store:
         text = json.dumps(described, sort_keys=True)
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def load(self, described: dict[str, Any], executor: Executor) -> Trained | None:
-        """Return the state if it is there and every node sees it; the owners read their clients' sets."""
+    def load(self, described: dict[str, Any], executor: Executor, clients: int) -> Trained | None:
+        """Return the state if it is there and every node can access it; the owners read their clients' sets."""
         path = self.path(described)
-        if not (path / "state.json").exists() or not executor.sees(path):
+        if not (path / "state.json").exists() or not all(executor.broadcast("can_access", path)):
             return None
         try:
             if json.loads((path / "state.json").read_text(encoding="utf-8")) != json.loads(json.dumps(described)):
@@ -116,7 +117,8 @@ class Store:
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             why = f"the trained state there cannot be read ({str(error).splitlines()[0]}); {FIX}"
             raise BadInput("--out", str(path), why) from None
-        executor.load_clients(path / "clients", FIX)
+        executor.states.freeze(path / "clients")
+        executor.broadcast("load_states", executor.states.files(range(clients)), FIX)
         return Trained(params, history, rows)
 
     def save(self, described: dict[str, Any], trained: Trained, executor: Executor, clients: int) -> bool:
@@ -126,7 +128,7 @@ class Store:
             return True
         for folder in ("tables", "clients"):
             (path / folder).mkdir(parents=True, exist_ok=True)
-        executor.save_clients(path / "clients")
+        executor.broadcast("save_states", path / "clients")
         if described["synthetic"] and len(storage.inside(path / "clients", "[!.]*.npz")) < clients:
             storage.remove(path)
             return False

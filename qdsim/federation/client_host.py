@@ -3,27 +3,31 @@
 import ctypes
 import resource
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
 
 from qdsim import seeds
 from qdsim.algorithms import distillation
-from qdsim.algorithms.phase import Assignment, ClientStep, ClientUpdate
+from qdsim.algorithms.phase import ClientStep, ClientUpdate, RoundContext
 from qdsim.algorithms.settings import Distillation
 from qdsim.clocks import Stopwatch
 from qdsim.data.clients import ClientState, SyntheticSet, to_bytes
-from qdsim.data.datasets import Pixels
-from qdsim.data.forgetting import Branch
-from qdsim.federation import evaluation
-from qdsim.federation.evaluation import Counts
+from qdsim.data.datasets import Normalization
+from qdsim.data.forgetting import UnlearningRequest
+from qdsim.federation import measures
+from qdsim.federation.client_states import state_file, tag, trained_file
+from qdsim.federation.measures import Counts
 from qdsim.models.compute import Compute
 from qdsim.models.convnet import ConvNet
 from qdsim.models.params import Params
 from qdsim.store import arrays, storage
 from qdsim.store.storage import Folder
+
+KEPT_STATES = 2
+"""Older states of a client that stay: a round is committed once it is evaluated, and the next one begins before."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,7 @@ class Images:
     train: np.ndarray
     test: np.ndarray
     test_labels: np.ndarray
-    pixels: Pixels
-
-
-Pick = tuple[int, int, int]
-"""Client, class, and which of the class's synthetic images."""
-Shown = tuple[np.ndarray, np.ndarray | None]
-"""A synthetic image and the real one it began as, uint8 (c, h, w); none where it began as noise."""
+    pixels: Normalization
 
 
 @dataclass(frozen=True)
@@ -51,22 +49,12 @@ class Shard:
     labels: np.ndarray
 
 
-LEARNING = ("train", "finetune")
-"""Phases in which synthetic sets change, in order."""
-Keep = Folder | Literal["nowhere"] | None
-"""Where a step writes the state that it changes: "nowhere" if no folder is seen by all nodes, None if it changes none.
-"""
-RESTART = "run without --resume to start anew"
+@dataclass(frozen=True)
+class ImagePair:
+    """A synthetic image and the real one it began as, uint8 (c, h, w); no real one where it began as noise."""
 
-
-def tag(phase: str, round_number: int) -> str:
-    """Return the name of a client's state after a round; names sort as rounds follow each other."""
-    return f"{LEARNING.index(phase)}-{round_number:05d}"
-
-
-def state_path(folder: Folder, client_id: int, last: str) -> Folder:
-    """Return the file of a client's state after a round."""
-    return folder / f"{client_id}.{last}.npz"
+    synthetic: np.ndarray
+    real: np.ndarray | None
 
 
 def use_threads(threads: int) -> None:
@@ -115,17 +103,30 @@ def limit_memory(device: torch.device, share: float) -> None:
 class ClientHost:
     """Keeps client states between rounds and runs client steps on them."""
 
-    def __init__(self, compute: Compute, images: Images, node_id: str = "", gpu_id: str = ""):
+    def __init__(
+        self,
+        compute: Compute,
+        images: Images,
+        client_ids: tuple[int, ...] | None = None,
+        node_id: str = "",
+        gpu_id: str = "",
+    ):
         self._compute = compute
         self._images = images
+        self._client_ids = client_ids
+        """The clients that it may own; None: all."""
         self._node_id, self._gpu_id = node_id, gpu_id
         self._clients: dict[int, ClientState] = {}
 
-    def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
-        """Take clients over as they are before training; forget all earlier ones."""
+    def assign_clients(
+        self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None
+    ) -> None:
+        """Take over its own among a federation's clients, as they are before training; drop all earlier ones."""
         self._compute = replace(self._compute, model=model)
         self._clients = {}
         for shard in shards:
+            if self._client_ids is not None and shard.client_id not in self._client_ids:
+                continue
             pool, pixels = self._images.train, self._images.pixels
             client = ClientState(shard.client_id, pool, pixels, shard.indices, shard.labels)
             if synthetic is not None:
@@ -138,11 +139,16 @@ class ClientHost:
         self._compute.warm_up()
 
     def step(
-        self, client_step: ClientStep, params: Params, client_id: int, names: Assignment, keep: Keep = None
+        self,
+        params: Params,
+        client_step: ClientStep,
+        client_id: int,
+        ctx: RoundContext,
+        save_to: Folder | None = None,
     ) -> ClientUpdate:
         """Run one client step; the state changes only if the step returns.
 
-        The new state is written into the folder ``keep``, where one is given, before anybody hears of the step.
+        The new state is written into the folder ``save_to``, where one is given, before the update is returned.
         """
         cuda = self._compute.device.type == "cuda"
         if cuda:
@@ -150,10 +156,10 @@ class ClientHost:
         began_s = time.perf_counter()
         watch = Stopwatch(self._compute.device)
         with watch:
-            state, update = client_step(self._clients[client_id], params, names=names, compute=self._compute)
+            state, update = client_step(self._clients[client_id], params, ctx=ctx, compute=self._compute)
         self._clients[client_id] = state
-        if keep is not None and keep != "nowhere":
-            self._keep(keep, state, names)
+        if save_to is not None:
+            self._save_state(save_to, state, ctx)
         update.compute_s, update.step_s = watch.seconds, time.perf_counter() - began_s
         update.node_id, update.gpu_id = self._node_id, self._gpu_id
         # Linux reports the process's peak in KiB; on a GPU the allocator's peak is the figure of interest
@@ -166,81 +172,68 @@ class ClientHost:
         rows = np.arange(start, stop)
         images = self._images
         labels = images.test_labels[start:stop]
-        return evaluation.count_correct(self._compute, params, images.test, images.pixels, rows, labels)
+        return measures.count_correct(self._compute, params, images.test, images.pixels, rows, labels)
 
-    def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
-        """Count on the clients' own data, forget set and rest; samples stay where they are."""
+    def client_counts(
+        self, params: Params, client_ids: tuple[int, ...] | None, request: UnlearningRequest
+    ) -> tuple[Counts, Counts]:
+        """Count on the data of its clients among ``client_ids`` (None: all): the forget set, and the rest."""
         classes = self._compute.model.num_classes
         forgotten, retained = Counts.none(classes), Counts.none(classes)
-        for client_id in client_ids:
-            f, r = evaluation.client_counts(self._compute, params, self._clients[client_id], branch)
-            forgotten, retained = forgotten + f, retained + r
+        for client_id, client in self._clients.items():
+            if client_ids is None or client_id in client_ids:
+                f, r = measures.client_counts(self._compute, params, client, request)
+                forgotten, retained = forgotten + f, retained + r
         return forgotten, retained
 
     def test_features(self, params: Params, rows: np.ndarray) -> np.ndarray:
         """Return what an attack sees of these test samples."""
         images = self._images
         labels = images.test_labels[rows]
-        return evaluation.features(self._compute, params, images.test, images.pixels, rows, labels)
+        return measures.features(self._compute, params, images.test, images.pixels, rows, labels)
 
-    def own_features(self, params: Params, positions: dict[int, np.ndarray]) -> np.ndarray:
-        """Return what an attack sees of clients' own samples, client by client; the samples stay."""
-        found = [np.empty((0, len(evaluation.FEATURES)))]
-        for client_id, chosen in positions.items():
-            client = self._clients[client_id]
-            rows, labels = client.indices[chosen], client.labels[chosen]
-            found.append(evaluation.features(self._compute, params, client.pool, client.pixels, rows, labels))
-        return np.concatenate(found)
+    def client_features(self, params: Params, client_id: int, positions: np.ndarray) -> np.ndarray:
+        """Return what an attack sees of a client's own samples; the samples stay."""
+        client = self._clients[client_id]
+        rows, labels = client.indices[positions], client.labels[positions]
+        return measures.features(self._compute, params, client.pool, client.pixels, rows, labels)
 
-    def save_clients(self, folder: Folder) -> None:
-        """Write each client's synthetic set into a file of its own; nothing where the node does not see the folder."""
-        if not self.sees(folder):
+    def can_access(self, folder: Folder) -> bool:
+        """Tell whether this node can access a folder: storage may not be shared."""
+        return folder.is_dir()
+
+    def save_states(self, folder: Folder) -> None:
+        """Write each client's synthetic set into a file of its own; nothing where the folder cannot be accessed."""
+        if not self.can_access(folder):
             return
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
-                arrays.write(folder / f"{client_id}.npz", client.synthetic.to_arrays())
+                arrays.write(trained_file(folder, client_id), client.synthetic.to_arrays())
 
-    def _keep(self, folder: Folder, client: ClientState, names: Assignment) -> None:
-        """Write a client's state after a round.
-
-        Of the older ones two stay: a round is committed once it has been looked at, and the next one begins before.
-        """
+    def _save_state(self, folder: Folder, client: ClientState, ctx: RoundContext) -> None:
+        """Write a client's state after a round; of the older ones :data:`KEPT_STATES` stay."""
         assert client.synthetic is not None
         older = storage.inside(folder, f"{client.client_id}.*.npz")
-        path = state_path(folder, client.client_id, tag(names.phase, names.round_number))
+        path = state_file(folder, client.client_id, tag(ctx.phase, ctx.round_number))
         arrays.write(path, client.synthetic.to_arrays())
-        for file in [file for file in older if file.name < path.name][:-2]:
+        for file in [file for file in older if file.name < path.name][:-KEPT_STATES]:
             file.unlink(missing_ok=True)
 
-    def restore(self, folder: Folder, reached: dict[int, str]) -> None:
-        """Take clients' states as they were written at a tag; who is not in ``reached`` has written none."""
-        for client_id, last in reached.items():
-            client = self._clients[client_id]
-            stored = SyntheticSet.from_arrays(arrays.read(state_path(folder, client_id, last), RESTART))
-            self._clients[client_id] = replace(client, synthetic=stored)
-
-    def sees(self, folder: Folder) -> bool:
-        """Tell whether this node sees a folder: storage may not be shared."""
-        return folder.is_dir()
-
-    def load_clients(self, folder: Folder, fix: str) -> None:
-        """Read the synthetic sets that :meth:`save_clients` wrote."""
+    def load_states(self, files: Mapping[int, Folder], fix: str) -> None:
+        """Read the synthetic sets of its clients from these files; ``fix`` is said of a damaged one."""
         for client_id, client in self._clients.items():
-            if client.synthetic is not None:
-                stored = SyntheticSet.from_arrays(arrays.read(folder / f"{client_id}.npz", fix))
+            if client_id in files and client.synthetic is not None:
+                stored = SyntheticSet.from_arrays(arrays.read(files[client_id], fix))
                 self._clients[client_id] = replace(client, synthetic=stored)
 
-    def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
-        """Return synthetic images as bytes, each with the real sample it began as, for the user who asked for them."""
-        shown: list[Shown] = []
-        for client_id, label, k in picks:
-            client = self._clients[client_id]
-            assert client.synthetic is not None
-            row = np.flatnonzero(client.synthetic.labels == label)[k]
-            synthetic = to_bytes(client.synthetic.images[row : row + 1], client.pixels)[0]
-            real = client.pool[client.indices[client.synthetic.origin[row]]] if init == "real" else None
-            shown.append((synthetic, real))
-        return shown
+    def image_pair(self, client_id: int, label: int, k: int, init: str) -> ImagePair:
+        """Return the k-th synthetic image of a class as bytes, with the real sample it began as."""
+        client = self._clients[client_id]
+        assert client.synthetic is not None
+        row = np.flatnonzero(client.synthetic.labels == label)[k]
+        synthetic = to_bytes(client.synthetic.images[row : row + 1], client.pixels)[0]
+        real = client.pool[client.indices[client.synthetic.origin[row]]] if init == "real" else None
+        return ImagePair(synthetic, real)
 
     def storage_bytes(self) -> int:
         """Return what the clients store for unlearning beside their data."""

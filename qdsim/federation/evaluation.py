@@ -1,93 +1,106 @@
-"""Top-1 accuracy as counts per class, which add up exactly whoever made them, and what an attack sees of a sample."""
+"""What a model is worth, asked of all hosts: accuracies, what attacks see, images to look at."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from qdsim.data.clients import ClientState, normalize
-from qdsim.data.datasets import Pixels
-from qdsim.data.forgetting import Branch, View
-from qdsim.models.compute import Compute
-from qdsim.models.fast import derivatives
+from qdsim.data.forgetting import UnlearningRequest
+from qdsim.federation.client_host import ImagePair
+from qdsim.federation.executor import Call, Executor, Future
+from qdsim.federation.measures import BATCH, FEATURES, Counts
 from qdsim.models.params import Params
 
-BATCH = 100
-"""Images of one forward pass. Pieces begin at multiples of it, so a result never depends on who did which."""
+PIECES_PER_LANE = 4
+"""The test set is cut finely, so that workers with less to do in a round can take more of it."""
+
+Pick = tuple[int, int, int]
+"""Client, class, and which of the class's synthetic images."""
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Correct answers and samples of each class, both int64 (num_classes,)."""
+class Evaluation:
+    """What evaluating a model has found."""
 
-    correct: np.ndarray
-    total: np.ndarray
-
-    def __add__(self, other: "Counts") -> "Counts":
-        """Pool two sets of samples."""
-        return Counts(self.correct + other.correct, self.total + other.total)
-
-    def accuracy(self, classes: set[int] | frozenset[int] | None = None) -> float | None:
-        """Return the accuracy pooled over the samples of these classes (all of them by default)."""
-        kept = np.arange(len(self.total)) if classes is None else np.array(sorted(classes), dtype=int)
-        total = int(self.total[kept].sum())
-        return int(self.correct[kept].sum()) / total if total else None
-
-    @staticmethod
-    def none(num_classes: int) -> "Counts":
-        """Return the counts of no samples."""
-        return Counts(np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64))
+    test: Counts
+    forgotten_clients: Counts | None
+    """On the data of the clients that a request is about, where it is about clients."""
+    elapsed_s: float
+    """The least time that it takes on the workers there are."""
 
 
-FEATURES = ("loss", "entropy")
-"""What membership inference sees of a sample: its loss -log p_y, and the entropy of the softmax."""
+@dataclass(frozen=True)
+class PendingEvaluation:
+    """An evaluation that has been submitted."""
+
+    executor: Executor
+    test: list[Future]
+    forgotten_clients: list[Future]
+
+    @property
+    def futures(self) -> list[Future]:
+        """All of its calls."""
+        return [*self.forgotten_clients, *self.test]
+
+    def result(self) -> Evaluation:
+        """Wait for it."""
+        own = [future.result()[0] for future in self.forgotten_clients]
+        test = _total([future.result() for future in self.test])
+        return Evaluation(test, _total(own) if own else None, self.executor.least_time_s(self.futures))
 
 
-@torch.no_grad()
-def _logits(
-    compute: Compute, params: Params, pool: np.ndarray, pixels: Pixels, rows: np.ndarray
-) -> Iterator[tuple[slice, Tensor]]:
-    theta = {name: tensor.to(compute.device) for name, tensor in params.items()}
-    dtype = next(iter(theta.values())).dtype
-    for start in range(0, len(rows), BATCH):
-        piece = slice(start, start + BATCH)
-        batch = torch.from_numpy(pool[rows[piece]]).to(compute.device)
-        yield piece, derivatives.forward(compute.model, theta, normalize(batch, pixels, dtype), keep=False).logits
+def evaluate(executor: Executor, params: Params, num_test: int, request: UnlearningRequest) -> PendingEvaluation:
+    """Have a model evaluated on the test set, and on the clients' own data that a request forgets."""
+    own = [
+        executor.submit(Call("client_counts", ((i,), request), params, client_id=i))
+        for i in sorted(request.forget.clients)
+    ]
+    test = [
+        executor.submit(Call("test_counts", (start, stop), params, work=stop - start))
+        for start, stop in ranges(num_test, PIECES_PER_LANE * executor.lanes)
+    ]
+    return PendingEvaluation(executor, test, own)
 
 
-def count_correct(
-    compute: Compute, params: Params, pool: np.ndarray, pixels: Pixels, rows: np.ndarray, labels: np.ndarray
-) -> Counts:
-    """Count correct answers on ``pool[rows]``, whose labels are ``labels``."""
-    classes = compute.model.num_classes
-    guesses = np.empty(len(rows), np.int64)
-    for piece, logits in _logits(compute, params, pool, pixels, rows):
-        guesses[piece] = logits.argmax(1).cpu().numpy()
-    right = guesses == labels
-    return Counts(np.bincount(labels[right], minlength=classes), np.bincount(labels, minlength=classes))
+def training_counts(executor: Executor, params: Params, request: UnlearningRequest) -> tuple[Counts, Counts]:
+    """Count on all clients' own data: the forget set, and what no request has taken away."""
+    halves = executor.broadcast("client_counts", None, request, params=params)
+    return _total([forgotten for forgotten, _ in halves]), _total([retained for _, retained in halves])
 
 
-def features(
-    compute: Compute, params: Params, pool: np.ndarray, pixels: Pixels, rows: np.ndarray, labels: np.ndarray
-) -> np.ndarray:
-    """Return :data:`FEATURES` of ``pool[rows]``, float64 (n, 2)."""
-    found = np.empty((len(rows), len(FEATURES)))
-    for piece, logits in _logits(compute, params, pool, pixels, rows):
-        log_p = torch.log_softmax(logits.to(torch.float64), dim=1).cpu()
-        of_label = log_p.gather(1, torch.from_numpy(labels[piece])[:, None])[:, 0]
-        entropy = -(log_p.exp() * log_p).sum(1)
-        found[piece] = torch.stack([-of_label, entropy], dim=1).numpy()
-    return found
+def test_features(executor: Executor, params: Params, rows: np.ndarray) -> np.ndarray:
+    """Return what an attack sees of test samples, in the order of ``rows``."""
+    futures = [
+        executor.submit(Call("test_features", (rows[start:stop],), params, work=stop - start))
+        for start, stop in ranges(len(rows), executor.lanes)
+    ]
+    return np.concatenate([future.result() for future in futures])
 
 
-def client_counts(compute: Compute, params: Params, client: ClientState, branch: Branch) -> tuple[Counts, Counts]:
-    """Count on a client's own data: its part of the forget set, and what no request has taken away."""
-    forgotten = View("real", only=branch.forget, without=branch.earlier)
-    halves = []
-    for view in (forgotten, View("real", without=branch.gone)):
-        mask = view.mask(client.client_id, client.labels)
-        rows, labels = client.indices[mask], client.labels[mask]
-        halves.append(count_correct(compute, params, client.pool, client.pixels, rows, labels))
-    return halves[0], halves[1]
+def client_features(executor: Executor, params: Params, positions: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Return what an attack sees of clients' own samples, in the order of client numbers."""
+    futures = [
+        executor.submit(Call("client_features", (i, positions[i]), params, client_id=i)) for i in sorted(positions)
+    ]
+    return np.concatenate([np.empty((0, len(FEATURES))), *(future.result() for future in futures)])
+
+
+def image_pairs(executor: Executor, picks: Sequence[Pick], init: str) -> list[ImagePair]:
+    """Return synthetic images with the real ones they began as, in the order of ``picks``."""
+    futures = [executor.submit(Call("image_pair", (*pick, init), client_id=pick[0])) for pick in picks]
+    return [future.result() for future in futures]
+
+
+def ranges(count: int, parts: int) -> list[tuple[int, int]]:
+    """Cut so many samples into at most ``parts`` ranges that begin at multiples of the evaluation batch."""
+    batches = -(-count // BATCH)
+    edges = sorted({min(count, BATCH * (batches * i // parts)) for i in range(parts)} | {0, count})
+    return list(pairwise(edges))
+
+
+def _total(counts: Sequence[Counts]) -> Counts:
+    total = counts[0]
+    for other in counts[1:]:
+        total = total + other
+    return total

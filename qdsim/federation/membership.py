@@ -1,6 +1,6 @@
 """Membership inference: can an attacker tell from the model's answers whether it was trained on a sample?
 
-Both attacks see of each sample its loss and the entropy of the softmax (:data:`~qdsim.federation.evaluation.FEATURES`),
+Both attacks see of each sample its loss and the entropy of the softmax (:data:`~qdsim.federation.measures.FEATURES`),
 and learn on retained training samples (members) against test samples. ``member_rate`` is how often a subset's samples
 are taken for members: on F-Set the forget set's own training samples, on R-Set retained ones. The yardstick is the
 retrained model of the same seed, not zero.
@@ -28,10 +28,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdsim import seeds
-from qdsim.data.forgetting import Branch, View
+from qdsim.data.forgetting import UnlearningRequest, View
+from qdsim.federation import evaluation
 from qdsim.federation.attacks import ATTACKS, ENTROPY_SVM, LOSS_THRESHOLD, Attack
-from qdsim.federation.evaluation import FEATURES
-from qdsim.federation.rounds import Executor
+from qdsim.federation.executor import Executor
+from qdsim.federation.measures import FEATURES
 from qdsim.models.params import Params
 
 FEWEST = 4
@@ -73,7 +74,7 @@ class Seen:
 
 def attack(
     name: str,
-    branch: Branch,
+    request: UnlearningRequest,
     run_seed: int,
     labels: Sequence[np.ndarray],
     test_labels: np.ndarray,
@@ -84,26 +85,26 @@ def attack(
 
     ``labels`` are those of each client's samples, ``test_labels`` those of the test set.
     """
-    retained = View("real", without=branch.gone)
-    forgotten = View("real", only=branch.forget, without=branch.earlier)
+    retained = View("real", without=request.forgotten)
+    forgotten = View("real", only=request.forget, without=request.previously_forgotten)
     inside, forget = (_owned(view, labels) for view in (retained, forgotten))
     # the attack by entropy knows nothing of what was forgotten: all test samples are "not members" to it
     outside = np.arange(len(test_labels))
     if name != ENTROPY_SVM.name:
-        outside = outside[~np.isin(test_labels, list(branch.gone.classes))]
-    of_class = np.flatnonzero(np.isin(test_labels, list(branch.forget.classes)))
+        outside = outside[~np.isin(test_labels, list(request.forgotten.classes))]
+    of_class = np.flatnonzero(np.isin(test_labels, list(request.forget.classes)))
     sizes = sample_sizes(name, len(inside), len(outside), len(forget), len(of_class))
     if min(sizes.members, sizes.others) < FEWEST or not sizes.forget:
         return []
-    rng = seeds.numpy_generator(run_seed, ATTACKS[name].seed_purpose, request=branch.label)
+    rng = seeds.numpy_generator(run_seed, ATTACKS[name].seed_purpose, request=request.label)
 
     def of_clients(candidates: np.ndarray, count: int) -> np.ndarray:
         chosen = candidates[np.sort(rng.choice(len(candidates), count, replace=False))]
         positions = {int(i): chosen[chosen[:, 0] == i, 1] for i in np.unique(chosen[:, 0])}
-        return executor.own_features(params, positions)[rng.permutation(count)]
+        return evaluation.client_features(executor, params, positions)[rng.permutation(count)]
 
     def of_test(candidates: np.ndarray, count: int) -> np.ndarray:
-        return executor.test_features(params, rng.choice(candidates, count, replace=False))
+        return evaluation.test_features(executor, params, rng.choice(candidates, count, replace=False))
 
     seen = Seen(
         members=of_clients(inside, sizes.members),

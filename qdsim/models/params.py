@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -89,21 +90,27 @@ def to_numpy(params: Params) -> Arrays:
     return {name: tensor.detach().cpu().numpy() for name, tensor in params.items()}
 
 
-Packed = tuple[dict[str, tuple[int, ...]], np.ndarray | Arrays]
-"""Shapes by name and all numbers in one array; as they are, where they differ in type."""
+@dataclass(frozen=True)
+class PackedParams:
+    """Parameters as one array, for a message: a dozen small arrays take longer to pickle than to send."""
+
+    shapes: dict[str, tuple[int, ...]]
+    numbers: np.ndarray | Arrays
+    """All numbers in one array; the arrays as they are, where they differ in type."""
 
 
-def pack(params: Params) -> Packed:
-    """Return parameters as one array, for a message: a dozen small ones take longer to pickle than to send."""
+def pack(params: Params) -> PackedParams:
+    """Return parameters as they are sent."""
     shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
     if len({tensor.dtype for tensor in params.values()}) != 1:
-        return shapes, to_numpy(params)
-    return shapes, torch.cat([tensor.detach().reshape(-1) for tensor in params.values()]).cpu().numpy()
+        return PackedParams(shapes, to_numpy(params))
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in params.values()])
+    return PackedParams(shapes, flat.cpu().numpy())
 
 
-def unpack(packed: Packed) -> Params:
+def unpack(packed: PackedParams) -> Params:
     """Return tensors of their own: Ray's arrays are read-only views of shared memory."""
-    shapes, numbers = packed
+    shapes, numbers = packed.shapes, packed.numbers
     if not isinstance(numbers, np.ndarray):
         return from_numpy(numbers)
     sizes = [math.prod(shape) for shape in shapes.values()]

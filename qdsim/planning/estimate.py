@@ -8,8 +8,7 @@ import numpy as np
 
 from qdsim.algorithms import distillation
 from qdsim.algorithms.phase import Phase
-from qdsim.experiment.plan import MATCHED_IMAGE_COST, Cell, Plan, SeedPlan
-from qdsim.experiment.rows import SHARED
+from qdsim.experiment.plan import MATCHED_IMAGE_COST, SHARED, FederationPlan, Plan, SweepPoint
 from qdsim.models.compute import CPU_MICRO_BATCH, WHOLE_BATCH
 from qdsim.models.convnet import ConvNet
 from qdsim.planning.layout import Layout, Node, lay_out
@@ -84,15 +83,15 @@ def gpu_bytes(plan: Plan, packed: int) -> int:
 
 
 def _working_bytes(plan: Plan, packed: int, micro_batch: int) -> int:
-    """Return what steps need, and the synthetic sets that an actor holds, in the largest cell."""
+    """Return what steps need, and the synthetic sets that an actor holds, in the largest point."""
     most = 0
-    for cell, seed_plan in plan.federations():
-        hyper, wanted = cell.hyper, cell.job.cluster.micro_batch
+    for point, federation in plan.federations():
+        hyper, wanted = point.hyper, point.job.cluster.micro_batch
         largest = max(stage.batch_size for stage in (hyper.train, hyper.unlearn, hyper.recover, hyper.relearn))
         batch = min(wanted if isinstance(wanted, int) else micro_batch, largest)
-        step = ACTIVATION_COPIES * activation_bytes(cell.model) * batch + MODEL_COPIES * model_bytes(cell)
-        share = min(1.0, packed / len(seed_plan.labels))
-        most = max(most, step + int(share * synthetic_bytes(cell, seed_plan)))
+        step = ACTIVATION_COPIES * activation_bytes(point.model) * batch + MODEL_COPIES * model_bytes(point)
+        share = min(1.0, packed / len(federation.labels))
+        most = max(most, step + int(share * synthetic_bytes(point, federation)))
     return most
 
 
@@ -105,25 +104,25 @@ def loads(plan: Plan) -> list[float]:
     """Return how much each client has to do in training, all federations together: one set of actors serves all."""
     alike = Costs(1.0, 1.0, MATCHED_IMAGE_COST, 0.0)
     total = np.zeros(plan.max_clients)
-    for cell, at in plan.federations():
-        for phase in cell.training():
-            seconds = phase.stage.rounds * client_seconds(cell, phase, SHARED, at, alike)
+    for point, at in plan.federations():
+        for phase in point.training():
+            seconds = phase.stage.rounds * client_seconds(point, phase, SHARED, at, alike)
             total[: len(seconds)] += seconds
     return [float(value) for value in total]
 
 
-def client_seconds(cell: Cell, phase: Phase, method: str, at: SeedPlan, costs: Costs) -> np.ndarray:
+def client_seconds(point: SweepPoint, phase: Phase, method: str, at: FederationPlan, costs: Costs) -> np.ndarray:
     """Return how long each client's step of a round takes."""
-    stage, sizes = phase.stage, cell.sizes(phase, at)
+    stage, sizes = phase.stage, point.sizes(phase, at)
     batch = np.minimum(sizes, stage.batch_size).astype(float)
-    synthetic = at.partition.synthetic_counts(cell.hyper.synthetic.scale).sum(1)
+    synthetic = at.partition.synthetic_counts(point.hyper.synthetic.scale).sum(1)
     if phase.name == "finetune":
         real = np.minimum(at.partition.counts, stage.batch_size).sum(1)
         matched = costs.learning_s * real + costs.matching_s * synthetic
         descents = (distillation.FINETUNE_STEPS - 1) * distillation.FINETUNE_EPOCHS
         return np.asarray(distillation.FINETUNE_STEPS * matched + descents * costs.gradient_s * synthetic)
     if phase.learns:
-        settings = cell.hyper.synthetic
+        settings = point.hyper.synthetic
         matched = np.minimum(synthetic, settings.batch) * settings.steps if settings.matching else 0 * synthetic
         return np.asarray(stage.steps * (costs.learning_s * batch + costs.matching_s * matched))
     if method == "fump" and phase.name == "unlearn":  # it looks at every sample once
@@ -137,21 +136,21 @@ def phase_times(plan: Plan, layout: Layout, lanes: int, costs: Costs) -> list[Ph
     ``costs`` are those of the first cell's network.
     """
     found = []
-    for cell, at in plan.federations():
-        for phase in cell.training():
-            found.append(_phase_time(plan, cell, at, SHARED, "", phase, layout, lanes, costs))
+    for point, at in plan.federations():
+        for phase in point.training():
+            found.append(_phase_time(plan, point, at, SHARED, "", phase, layout, lanes, costs))
     for task in plan.tasks():
-        request = task.branch.label
+        request = task.request.label
         for phase in task.phases():
-            time = _phase_time(plan, task.cell, task.seed_plan, task.method, request, phase, layout, lanes, costs)
+            time = _phase_time(plan, task.point, task.federation, task.method, request, phase, layout, lanes, costs)
             found.append(time)
     return found
 
 
 def _phase_time(
     plan: Plan,
-    cell: Cell,
-    at: SeedPlan,
+    point: SweepPoint,
+    at: FederationPlan,
     method: str,
     request: str,
     phase: Phase,
@@ -159,9 +158,9 @@ def _phase_time(
     lanes: int,
     costs: Costs,
 ) -> PhaseTime:
-    costs = costs.scaled(cell.model.forward_flops / plan.cells[0].model.forward_flops)
+    costs = costs.scaled(point.model.forward_flops / plan.points[0].model.forward_flops)
     share = phase.stage.participation
-    seconds = client_seconds(cell, phase, method, at, costs)
+    seconds = client_seconds(point, phase, method, at, costs)
     # a client stays with its actor: a round is as long as the busiest one, or as all of them shared out over the lanes
     actors = [share * seconds[[i for i in group if i < len(seconds)]].sum() for group in layout.clients]
     steps_s = max(share * seconds.sum() / lanes, seconds.max(), *actors)
@@ -173,7 +172,7 @@ def _phase_time(
     takes_part = max(1, round((seconds > 0).sum() * share))
     wall_s = phase.stage.rounds * a_round_s + own_s
     waves = -(-takes_part // side_by_side)
-    return PhaseTime(cell.label, at.seed, method, request, phase.name, phase.stage.rounds, waves, wall_s)
+    return PhaseTime(point.label, at.seed, method, request, phase.name, phase.stage.rounds, waves, wall_s)
 
 
 def total_s(times: Iterable[PhaseTime]) -> float:
@@ -184,32 +183,32 @@ def total_s(times: Iterable[PhaseTime]) -> float:
 def storage_bytes(plan: Plan) -> int:
     """Return about how many bytes a run writes: tables, models, trained states, and a checkpoint at its largest."""
     tables = models = states = checkpoint = 0
-    for cell, seed_plan in plan.federations():
-        model, sets = model_bytes(cell), synthetic_bytes(cell, seed_plan)
-        first = model * cell.job.partition.clients
+    for point, federation in plan.federations():
+        model, sets = model_bytes(point), synthetic_bytes(point, federation)
+        first = model * point.job.partition.clients
         states += model + first + sets
         # a file and the one that is about to replace it; of synthetic sets the last three, and the one being written
         checkpoint = max(checkpoint, 2 * 2 * model + first + 4 * sets)
-        for phase in cell.training():
-            tables += _rows_bytes(phase.stage.rounds, cell)
+        for phase in point.training():
+            tables += _rows_bytes(phase.stage.rounds, point)
     for task in plan.tasks():
-        models += model_bytes(task.cell)
-        tables += sum(_rows_bytes(phase.stage.rounds, task.cell) for phase in task.phases())
+        models += model_bytes(task.point)
+        tables += sum(_rows_bytes(phase.stage.rounds, task.point) for phase in task.phases())
     return tables + models + states + checkpoint
 
 
-def _rows_bytes(rounds: int, cell: Cell) -> int:
-    return rounds * (TABLES_A_ROUND * PART_BYTES + cell.job.partition.clients * CLIENT_ROW_BYTES)
+def _rows_bytes(rounds: int, point: SweepPoint) -> int:
+    return rounds * (TABLES_A_ROUND * PART_BYTES + point.job.partition.clients * CLIENT_ROW_BYTES)
 
 
-def model_bytes(cell: Cell) -> int:
+def model_bytes(point: SweepPoint) -> int:
     """Return the size of the model's parameters."""
-    return cell.model.num_params * FLOAT_BYTES
+    return point.model.num_params * FLOAT_BYTES
 
 
-def synthetic_bytes(cell: Cell, seed_plan: SeedPlan) -> int:
+def synthetic_bytes(point: SweepPoint, federation: FederationPlan) -> int:
     """Return what the synthetic sets of all clients take on disk; 0 where none are distilled."""
-    if not cell.distils:
+    if not point.distils:
         return 0
-    images = int(seed_plan.partition.synthetic_counts(cell.hyper.synthetic.scale).sum())
-    return images * cell.model.channels * cell.model.size**2 * FLOAT_BYTES * VALUES_A_PIXEL
+    images = int(federation.partition.synthetic_counts(point.hyper.synthetic.scale).sum())
+    return images * point.model.channels * point.model.size**2 * FLOAT_BYTES * VALUES_A_PIXEL

@@ -95,7 +95,7 @@ def look_ahead(job: Job, machines: Machines, measure: Measure) -> Outlook:
             raise
         dataset = datasets.stand_in(wanted.dataset)
         notes.append(dataset.note)
-    plan = plans.make(job, dataset)
+    plan = plans.build_plan(job, dataset)
     layout = estimate.layout_of(plan, machines.nodes, machines.most_gpus)
     packed = max(len(group) for group in layout.clients)
     on_gpu = estimate.gpu_bytes(plan, packed) if layout.gpus else 0
@@ -145,5 +145,5 @@ def assumed(layout: Layout, plan: Plan) -> Costs:
     """Take a GPU's speed for granted, where there is none to measure; cores are those of this machine."""
     if not layout.gpus:
         return measured_here(layout, plan)
-    one_s = plan.cells[0].model.forward_flops / ASSUMED_FLOPS
+    one_s = plan.points[0].model.forward_flops / ASSUMED_FLOPS
     return Costs(GRADIENT_PASSES * one_s, GRADIENT_PASSES * one_s, MATCHING_PASSES * one_s, one_s)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from qdsim.algorithms import fedavg, quickdrop
-from qdsim.algorithms.phase import Assignment
+from qdsim.algorithms.phase import RoundContext
 from qdsim.algorithms.settings import Hyperparameters
 from qdsim.algorithms.stopping import TRAINED
 from qdsim.clocks import Stopwatch
-from qdsim.data.datasets import Pixels
+from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import View
 from qdsim.experiment.plan import Plan
 from qdsim.federation.client_host import ClientHost, Images, Shard, keep_freed_memory, use_threads
@@ -41,12 +41,12 @@ class Sample:
 
 def sample_of(plan: Plan) -> Sample:
     """Return the client of the first federation whose steps are about as long as the average one's."""
-    cell, at = next(plan.federations())
-    batch = np.minimum([len(labels) for labels in at.labels], cell.hyper.train.batch_size)
-    work = batch + at.partition.synthetic_counts(cell.hyper.synthetic.scale).sum(1)
+    point, at = next(plan.federations())
+    batch = np.minimum([len(labels) for labels in at.labels], point.hyper.train.batch_size)
+    work = batch + at.partition.synthetic_counts(point.hyper.synthetic.scale).sum(1)
     chosen = int(np.abs(work - work.mean()).argmin())
     labels = at.labels[chosen][:: max(1, len(at.labels[chosen]) // MOST_SAMPLES)]
-    return Sample(cell.model, cell.hyper, cell.distils, labels, cell.job.cluster.numerics())
+    return Sample(point.model, point.hyper, point.distils, labels, point.job.cluster.numerics())
 
 
 def measure(sample: Sample, device: torch.device | None = None) -> Costs:
@@ -60,21 +60,21 @@ def measure(sample: Sample, device: torch.device | None = None) -> Costs:
     rng = np.random.default_rng(SEED)
     shape = (sample.model.channels, sample.model.size, sample.model.size)
     pool = rng.integers(0, 256, (max(len(sample.labels), EVALUATED), *shape), dtype=np.uint8)
-    pixels = Pixels((0.5,) * shape[0], (0.25,) * shape[0])
+    pixels = Normalization((0.5,) * shape[0], (0.25,) * shape[0])
     compute = make_compute(sample.model, device, sample.numerics)
     host = ClientHost(compute, Images(pool, pool, np.zeros(len(pool), np.int64), pixels))
     shard = Shard(0, np.arange(len(sample.labels)), sample.labels)
-    host.adopt(sample.model, SEED, [shard], sample.hyper.synthetic if sample.distils else None)
+    host.assign_clients(sample.model, SEED, [shard], sample.hyper.synthetic if sample.distils else None)
     params = sample.model.init(torch.Generator().manual_seed(SEED))
     hyper = replace(sample.hyper, train=replace(sample.hyper.train, steps=STEPS))
-    names = Assignment(SEED, "", "train", 1)
+    ctx = RoundContext(SEED, "", "train", 1)
     kinds = [fedavg.phase("train", hyper.train, View("real"), TRAINED)]
     if sample.distils:
         kinds.append(quickdrop.training(hyper)[0])
     found = []
     for phase in kinds:
-        host.step(phase.client_step, params, 0, names)  # the first allocates
-        found.append(host.step(phase.client_step, params, 0, names))
+        host.step(params, phase.client_step, 0, ctx)  # the first allocates
+        found.append(host.step(params, phase.client_step, 0, ctx))
     plain, learning = found[0], found[-1]
     host.test_counts(params, 0, EVALUATED)
     watch = Stopwatch(device)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ray
@@ -13,16 +14,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from qdsim.errors import QdsimError
 from qdsim.experiment.plan import Plan
-from qdsim.experiment.progress import Progress
+from qdsim.experiment.progress import Event, Notice, Progress
 from qdsim.experiment.runner import Experiment
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.federation.client_host import Images, use_threads
 from qdsim.planning.estimate import layout_of
-from qdsim.ray_engine import cluster, worker_group
+from qdsim.ray_engine import cluster
 from qdsim.ray_engine.executor import RayExecutor
 from qdsim.ray_engine.metrics import Gauges
-from qdsim.ray_engine.pool import first_line
-from qdsim.ray_engine.worker_group import Crew
+from qdsim.ray_engine.worker_group import WorkerGroup, start_workers
+from qdsim.ray_engine.workers import first_line
 from qdsim.store.storage import Folder
 
 PROGRESS_EVERY_S = 0.2
@@ -34,26 +35,32 @@ class DriverActor:
     """Aggregates, schedules phases and writes the tables; the command line only watches it."""
 
     def __init__(self) -> None:
-        self._events: deque[Progress] = deque()
+        self._events: deque[Event] = deque()
         self._lock = threading.Lock()
         self._reported_s = 0.0
         self._gauges: Gauges | None = None
 
-    def run(self, plan: Plan, run_dir: Folder, owner: str, crew: Crew, faults: list[Fault]) -> None:
+    def run(self, plan: Plan, run_dir: Folder, owner: str, group: WorkerGroup, faults: list[Fault]) -> None:
         """Run the whole plan. Of the images there are references only: they never come into this process."""
         use_threads(plan.job.cluster.threads)
         self._gauges = Gauges(run_dir.name)
-        executor = RayExecutor(plan, crew, Chaos(faults, run_dir), self._note)
-        Experiment(plan, executor, run_dir, self._emit, owner).run()
+        chaos = Chaos(faults, run_dir)
+        executor = RayExecutor(plan.job.cluster, group, chaos, self._emit)
+        Experiment(plan, executor, run_dir, partial(self._strike_or_emit, chaos), owner).run()
 
-    def _note(self, text: str) -> None:
-        self._emit(Progress.note_only(text))
+    def _strike_or_emit(self, chaos: Chaos, event: Event) -> None:
+        """Pass an event on; a fault that is meant for this process strikes when its round begins."""
+        if isinstance(event, Progress):
+            fault = chaos.due("driver", event.phase, event.round_number)
+            if fault is not None:
+                fault.strike()
+        self._emit(event)
 
-    def _emit(self, event: Progress) -> None:
+    def _emit(self, event: Event) -> None:
         now_s = time.monotonic()
-        if event.row is None and event.round_number and now_s - self._reported_s < PROGRESS_EVERY_S:
-            return
-        if not event.is_only_note:
+        if isinstance(event, Progress):
+            if event.row is None and event.round_number and now_s - self._reported_s < PROGRESS_EVERY_S:
+                return
             self._reported_s = now_s
         if self._gauges is not None:
             self._gauges.record(event)
@@ -61,7 +68,7 @@ class DriverActor:
             self._events.append(event)
 
     @ray.method(concurrency_group="watch")
-    def events(self) -> list[Progress]:
+    def events(self) -> list[Event]:
         """Return what has happened since the last call."""
         with self._lock:
             events = list(self._events)
@@ -75,7 +82,7 @@ def run_on_ray(
     owner: str,
     take_images: Callable[[], Images],
     faults: list[Fault],
-    emit: Callable[[Progress], None],
+    emit: Callable[[Event], None],
     check: Callable[[], None],
 ) -> None:
     """Start the driver actor on this node and the clients' actors, and watch it to its end; ``check`` may raise.
@@ -90,18 +97,18 @@ def run_on_ray(
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
     del images
 
-    def note(text: str) -> None:
-        emit(Progress.note_only(text))
+    def notify(text: str) -> None:
+        emit(Notice(text))
 
     attempts = 0
     while True:
         driver = _start_driver()
         rounds = 0
         try:
-            crew = worker_group.start(plan, run_dir.name, refs, pixels, note, check)
-            running = driver.run.remote(plan, run_dir.resolve(), owner, crew, faults)
+            group = start_workers(plan, run_dir.name, refs, pixels, notify, check)
+            running = driver.run.remote(plan, run_dir.resolve(), owner, group, faults)
             for event in _watch(driver, running, check):
-                rounds += event.row is not None
+                rounds += isinstance(event, Progress) and event.row is not None
                 emit(event)
             return
         except RayTaskError as error:
@@ -116,7 +123,7 @@ def run_on_ray(
             attempts = 1 if rounds else attempts + 1  # in a row, without a round between them
             if attempts == plan.job.cluster.attempts:
                 raise QdsimError(f"the driver actor was lost {attempts} times: {first_line(error)}") from error
-            note(f"the driver was lost: {first_line(error)}; going on from the last commit")
+            notify(f"the driver was lost: {first_line(error)}; resuming from the last commit")
 
 
 def _start_driver() -> Any:
@@ -125,7 +132,7 @@ def _start_driver() -> Any:
     return cls.options(scheduling_strategy=here).remote()
 
 
-def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Progress]:
+def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Event]:
     """Yield what the driver says until it is done."""
     while True:
         done, _ = ray.wait([running], timeout=POLL_S)

@@ -1,76 +1,215 @@
-"""Clients as Ray actors behind the Executor interface."""
+"""Clients as Ray actors behind :class:`qdsim.federation.executor.Executor`.
+
+Calls wait in one queue; no more run at once than there are cores or GPU slots. Nothing happens by itself: whoever waits
+for a result has the queue worked off meanwhile.
+"""
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-import numpy as np
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
-from qdsim.algorithms.phase import Assignment, ClientStep, ClientUpdate
-from qdsim.algorithms.settings import Distillation
-from qdsim.data.forgetting import Branch
-from qdsim.experiment.plan import Plan
-from qdsim.federation.chaos import Chaos
-from qdsim.federation.client_host import Keep, Pick, Shard, Shown
-from qdsim.federation.evaluation import Counts
-from qdsim.federation.rounds import Looked, Then, pieces
+from qdsim.algorithms.phase import ClientUpdate, RoundContext
+from qdsim.errors import BadInput, ClientFailed, StorageFailed
+from qdsim.experiment.progress import Notice
+from qdsim.experiment.sections import Cluster
+from qdsim.federation.chaos import Chaos, Fault
+from qdsim.federation.client_states import ClientStateStore
+from qdsim.federation.executor import Call, Future
 from qdsim.models import params as P
-from qdsim.models.convnet import ConvNet
 from qdsim.models.params import Params
-from qdsim.ray_engine.pool import ActorPool, Call, Home, cause_of, undisturbed
-from qdsim.ray_engine.worker_group import Crew
-from qdsim.store.storage import Folder
+from qdsim.ray_engine.failures import Decision, FailureKind, decide
+from qdsim.ray_engine.worker_group import WorkerGroup
+from qdsim.ray_engine.workers import POLL_S, CallTimeout, Workers, cause_of
 
 SMALL_BYTES = 100_000
 """A model of this size goes along with each call: up to 100 KiB Ray sends what is passed as part of the message, which
 takes a fifth less time than having every actor look it up in its node's store."""
-PIECES_A_LANE = 4
-"""The test set is cut finely, so that actors with less to do in a round can take more of it."""
+PREPARE_S = 600.0
+"""For giving a new actor its clients' shards and reading their states."""
+TIMEOUT_FACTOR = 20.0
+"""A step that takes so many times as long as the longest of its phase is taken to hang."""
+LEAST_TIMEOUT_S = 600.0
+UNKNOWN_TIMEOUT_S = 4 * 3600.0
+"""For the first step of a phase, and for evaluation and the like."""
+UNKNOWN_S = 1e-4
+"""For a unit of work that has never been done."""
 
 
-@dataclass
-class _Look:
-    """A model that is to be looked at, and what was found so far."""
+class RayFuture:
+    """A call of an actor, from the queue to its result."""
 
-    ref: Any
-    num_test: int
-    client_ids: list[int]
-    branch: Branch
-    then: Then
-    left: int = 0
-    test: list[Counts] = field(default_factory=list)
-    own: list[Counts] = field(default_factory=list)
+    def __init__(self, executor: "RayExecutor", call: Call, worker: int, fault: Fault | None):
+        self.call, self.worker, self.fault = call, worker, fault
+        self.elapsed_s = 0.0
+        self.attempts = 0
+        """How often it was made and lost."""
+        self.handle: Any = None
+        """The actor that it was started on."""
+        self.began_s = 0.0
+        self._executor = executor
+        self._callbacks: list[Callable[[], None]] = []
+        self._value: list[Any] = []
+        self.delta: Any = None
+        """Of a step: the reference to its update, which stays in Ray's store until it is taken."""
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether the result is there."""
+        return bool(self._value)
+
+    def set(self, value: Any, elapsed_s: float) -> None:
+        """Take the result."""
+        self._value, self.elapsed_s = [value], elapsed_s
+        for callback in self._callbacks:
+            callback()
+        self._callbacks = []  # a step that is done again was counted
+
+    def reset(self) -> None:
+        """Forget the result: the call has to be made again."""
+        self._value, self.delta = [], None
+
+    def result(self) -> Any:
+        """Wait for the result and hand it over."""
+        self._executor.work_until(self)
+        if self.delta is not None:
+            delta = self._executor.fetch(self)
+            update: ClientUpdate = self._value[0]
+            update.delta = P.unpack(delta)
+        return self._value.pop()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Have a function called as soon as the result is there."""
+        self._callbacks.append(callback)
 
 
 class RayExecutor:
-    """Clients as Ray actors, placed all at once. Implements :class:`qdsim.federation.rounds.Executor`."""
+    """Clients as Ray actors, placed all at once."""
 
-    def __init__(self, plan: Plan, crew: Crew, chaos: Chaos, note: Callable[[str], None]):
-        self._pool = ActorPool(plan.job.cluster, crew, note)
-        self._chaos = chaos
-        self.busy_s = self.beside_s = 0.0
-        self.device = "cuda" if any(self._pool.on_gpu) else "cpu"
-        self._actor_of = {c: a for a, group in enumerate(self._pool.clients) for c in group}
-        self._sizes = np.zeros(plan.max_clients, dtype=np.int64)
+    overlaps = True
+
+    def __init__(self, wanted: Cluster, group: WorkerGroup, chaos: Chaos, notify: Callable[[Notice], None]):
+        self._wanted, self._chaos = wanted, chaos
+        self._workers = Workers(wanted, group, notify)
+        self._worker_of = {client: w for w, clients in enumerate(self._workers.clients) for client in clients}
+        self.device = "cuda" if any(self._workers.is_on_gpu(w) for w in range(len(self._workers))) else "cpu"
+        self.states = ClientStateStore()
+        self._setup: tuple[str, tuple[Any, ...]] | None = None
+        """The call that a new actor is given again."""
+        self._queue: deque[RayFuture] = deque()
+        self._running: dict[Any, RayFuture] = {}
         self._sent: tuple[Params | None, Any] = (None, None)
-        self._look: _Look | None = None
-        self._took_s: dict[tuple[str, int], float] = {}
-        """The last step of each client, by phase."""
-        self._sample_s = 0.0
-        """What looking at a test sample took."""
+        self._unit_s: dict[tuple[Any, ...], float] = {}
+        """What a unit of each kind of work took the last time."""
+        self._longest_s: dict[str, float] = {}
+        """The longest step so far, by phase."""
+        if wanted.compile:
+            self._compile(notify)
 
     @property
-    def wait_s(self) -> float:
-        """How long the last ``map`` waited for clients."""
-        return self._pool.wait_s
+    def lanes(self) -> int:
+        """How many calls run at once."""
+        return self._workers.lanes
 
-    @wait_s.setter
-    def wait_s(self, value: float) -> None:
-        self._pool.wait_s = value
+    def submit(self, call: Call) -> RayFuture:
+        """Put a call into the queue; one that any worker may run is given to one when calls are started."""
+        worker = -1 if call.client_id is None else self._worker_of[call.client_id]
+        fault = None
+        if call.step_of is not None and call.client_id is not None:
+            ctx = call.step_of
+            fault = self._chaos.due("client", ctx.phase, ctx.round_number, call.client_id)
+        return self._enqueue(call, worker, fault)
+
+    def broadcast(self, method: str, *arguments: Any, params: Params | None = None, setup: bool = False) -> list[Any]:
+        """Have every actor make the call."""
+        if setup:
+            self._setup, self.states = None, ClientStateStore()
+            arguments = tuple(ray.put(argument) for argument in arguments)  # once for all, and for actors to come
+        futures = [self._enqueue(Call(method, arguments, params), w, None) for w in range(len(self._workers))]
+        results = [future.result() for future in futures]
+        if setup:
+            self._setup = (method, arguments)
+        return results
+
+    def least_time_s(self, futures: Sequence[Future]) -> float:
+        """Return the longest that a worker, or a node's cores together, were busy with these calls."""
+        busy = [0.0] * len(self._workers)
+        for future in futures:
+            busy[future.worker] += future.elapsed_s
+        of_node: dict[str, float] = defaultdict(float)
+        for worker, seconds in enumerate(busy):
+            if not self._workers.is_on_gpu(worker):
+                of_node[self._workers.places[worker].node_id] += seconds
+        shared = [seconds / self._workers.slots[node] for node, seconds in of_node.items()]
+        return max([*busy, *shared])
+
+    def work_until(self, future: RayFuture) -> None:
+        """Start calls and take results until this call is done."""
+        while not future.is_done:
+            self._start_calls()
+            self._take_results()
+
+    def fetch(self, future: RayFuture) -> Any:
+        """Fetch a step's update; if it was lost with its node after the step, the step is done again."""
+        while True:
+            try:
+                return ray.get(future.delta)
+            except RayError as error:
+                if future.call.changes_state and future.call.client_id is not None:
+                    self.states.discard(future.call.client_id)
+                future.reset()
+                self._handle_failure("update_lost", future, error)
+                self.work_until(future)
+
+    # -- the queue -----------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, call: Call, worker: int, fault: Fault | None) -> RayFuture:
+        future = RayFuture(self, call, worker, fault)
+        self._queue.append(future)
+        return future
+
+    def _start_calls(self) -> None:
+        """Start the calls whose actor is free and has a core or GPU; the others keep their order."""
+        self._share_out()
+        busy = {future.worker for future in self._running.values()}
+        used = Counter(self._workers.places[worker].node_id for worker in busy)
+        for _ in range(len(self._queue)):
+            future = self._queue.popleft()
+            worker = future.worker
+            node = self._workers.places[worker].node_id
+            if worker in busy or (not self._workers.is_on_gpu(worker) and used[node] >= self._workers.slots[node]):
+                self._queue.append(future)
+                continue
+            self._start(future)
+            busy.add(worker)
+            used[node] += 1
+
+    def _share_out(self) -> None:
+        """Give the calls that any worker may run to those that have the least to do."""
+        if all(future.worker >= 0 for future in self._queue):
+            return
+        load = [0.0] * len(self._workers)
+        for future in [*self._queue, *self._running.values()]:
+            if future.worker >= 0:
+                load[future.worker] += self._expected_s(future.call)
+        for future in self._queue:
+            if future.worker < 0:
+                future.worker = load.index(min(load))
+                load[future.worker] += self._expected_s(future.call)
+
+    def _start(self, future: RayFuture) -> None:
+        call, handle = future.call, self._workers.handles[future.worker]
+        packed = None if call.params is None else self._put(call.params)
+        if call.step_of is not None:
+            save_to = (self.states.destination(),) if call.changes_state else ()
+            first, future.delta = handle.step.remote(future.fault, packed, *call.arguments, *save_to)
+        else:
+            first = handle.call.remote(call.method, packed, *call.arguments)
+        future.handle, future.began_s = handle, time.monotonic()
+        self._running[first] = future
 
     def _put(self, params: Params) -> Any:
         """Return the global model as calls are given it: put into the store once, unless it is small."""
@@ -79,211 +218,122 @@ class RayExecutor:
             self._sent = (params, packed if P.size_bytes(params) < SMALL_BYTES else ray.put(packed))
         return self._sent[1]
 
-    def adopt(self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
-        """Give every actor its clients' shards; a cell of a sweep may have fewer clients than another."""
-        self._sizes = np.array([len(shard.indices) for shard in shards])
-        calls: list[Call] = []
-        for actor, group in enumerate(self._pool.clients):
-            own = [shards[i] for i in group if i < len(shards)]
-            calls.append((actor, "adopt", (model, run_seed, own, synthetic)))
-        self._pool.adopted, self._pool.home = [], Home()
-        self._pool.gather(calls)
-        self._pool.adopted = calls
-
-    def map(
-        self,
-        client_step: ClientStep,
-        params: Params,
-        client_ids: list[int],
-        names: Assignment,
-        on_done: Callable[[int], None],
-        keep: Keep = None,
-    ) -> Iterator[ClientUpdate]:
-        """Start the largest clients first; yield in the order of ``client_ids``, early ones wait as refs.
-
-        What is to be looked at comes before them, on the actors that have the least to do.
-        """
-        self.wait_s = self.busy_s = self.beside_s = 0.0
-        self._strike("driver", names)
-        self._pool.home = self._pool.home.at_round(keep, names)
-        ref = self._put(params)
-        busy, looking = ([0.0] * len(self._pool.clients) for _ in range(2))
-        started = sorted(client_ids, key=lambda i: -self._sizes[i])
-        faults = [self._chaos.due("client", names.phase, names.round_number, i) for i in started]
-        look, self._look = self._look, None
-        beside = self._calls(look, self._expected_s(client_ids, names.phase)) if look else []
-        calls: list[Call] = [
-            (self._actor_of[i], "step", (ref, client_step, i, names, keep, fault))
-            for i, fault in zip(started, faults, strict=True)
-        ]
-        early: dict[int, tuple[ClientUpdate, Any]] = {}
-        due = deque(client_ids)
-        done = 0
-        for index, result, refs in self._pool.dispatch([*beside, *calls], names):
-            if look and index < len(beside):
-                self._take(look, beside[index], result, looking)
+    def _take_results(self) -> None:
+        """Wait for a call to end, and take its result or deal with its failure."""
+        done, _ = ray.wait(list(self._running), num_returns=1, timeout=POLL_S, fetch_local=False)
+        late = [ref for ref, future in self._running.items() if self._is_late(future)]
+        for ref in done or late:
+            future = self._running.pop(ref)
+            if future.handle is not self._workers.handles[future.worker]:  # and its clients' states with it
+                self._handle_failure("actor_replaced", future, None)
                 continue
-            done += 1
-            client_id, update = started[index - len(beside)], result
-            early[client_id] = (update, refs[1])
-            self._pool.home.finish(client_id)
-            self._pool.longest_s[names.phase] = max(update.step_s, self._pool.longest_s.get(names.phase, 0.0))
-            self._took_s[names.phase, client_id] = update.step_s
-            on_done(done)
-            while due and due[0] in early:
-                client_id = due.popleft()
-                update, delta = early.pop(client_id)
-                update.delta = self._fetch(delta, calls[started.index(client_id)], names)
-                busy[self._actor_of[client_id]] += update.step_s
-                self.busy_s = self._least_time(busy)
-                yield update
-        self.beside_s = self._least_time([a + b for a, b in zip(busy, looking, strict=True)]) - self.busy_s
-
-    def _expected_s(self, client_ids: list[int], phase: str) -> list[float]:
-        """Return how long each actor will be busy with these clients, as far as their last steps tell."""
-        known = [self._took_s[phase, i] for i in client_ids if (phase, i) in self._took_s]
-        usual = sum(known) / len(known) if known else 1.0
-        load = [0.0] * len(self._pool.clients)
-        for i in client_ids:
-            load[self._actor_of[i]] += self._took_s.get((phase, i), usual)
-        return load
-
-    def look(self, params: Params, num_test: int, client_ids: list[int], branch: Branch, then: Then) -> None:
-        """Keep in mind what is to be looked at."""
-        self.finish_look()  # a round may have asked no client anything
-        self._look = _Look(self._put(params), num_test, client_ids, branch, then)
-
-    def finish_look(self) -> None:
-        """Look now, if no ``map`` has."""
-        look, self._look = self._look, None
-        if look is None:
-            return
-        looking = [0.0] * len(self._pool.clients)
-        calls = self._calls(look, list(looking))
-        for index, result, _ in self._pool.dispatch(calls):
-            self._take(look, calls[index], result, looking)
-
-    def _calls(self, look: _Look, load: list[float]) -> list[Call]:
-        """Share a look out: samples of clients where they are, the test set where there is the least to do."""
-        calls: list[Call] = [(self._actor_of[i], "own_counts", (look.ref, [i], look.branch)) for i in look.client_ids]
-        sample_s = self._sample_s or sum(load) / len(load) / max(look.num_test, 1)
-        for start, stop in pieces(look.num_test, PIECES_A_LANE * self._lanes()):
-            actor = load.index(min(load))
-            load[actor] += (sample_s or 1.0) * (stop - start)
-            calls.append((actor, "test_counts", (look.ref, start, stop)))
-        look.left = len(calls)
-        return calls
-
-    def _take(self, look: _Look, call: Call, result: Any, looking: list[float]) -> None:
-        """Take what a call has found; tell when it was the last."""
-        actor, method, arguments = call
-        found, elapsed_s = result
-        looking[actor] += elapsed_s
-        if method == "own_counts":
-            look.own.append(found[0])
-        else:
-            look.test.append(found)
-            self._sample_s = elapsed_s / (arguments[2] - arguments[1])
-        look.left -= 1
-        if not look.left:
-            began_s = time.perf_counter()
-            look.then(Looked(_total(look.test), _total(look.own) if look.own else None, self._least_time(looking)))
-            self.wait_s += time.perf_counter() - began_s  # clients are at work meanwhile
-
-    def _strike(self, who: str, names: Assignment) -> None:
-        fault = self._chaos.due(who, names.phase, names.round_number)
-        if fault is not None:
-            fault.strike()
-
-    def _fetch(self, delta: Any, call: Call, names: Assignment) -> Params:
-        """Fetch an update; if it was lost with its node after the step, the step is done again."""
-        began_s = time.perf_counter()
-        actor, _, arguments = call
-        while True:
+            if done:
+                self._start_calls()  # nobody waits while this result is fetched
             try:
-                found = ray.get(delta)
-                break
+                if not done:
+                    timeout_s = self._timeout_s(future.call.step_of)
+                    raise CallTimeout(f"no answer for {timeout_s:.0f} s (cluster.step_timeout_s)")
+                value, elapsed_s = ray.get(ref)
+            except RayTaskError as error:
+                self._handle_failure("raised", future, error)
+            except CallTimeout as error:
+                self._handle_failure("timed_out", future, error)
             except RayError as error:
-                self._pool.home.finished.discard(arguments[2])
-                self._pool.replace(actor, cause_of(error))
-                _, _, refs = next(self._pool.dispatch([undisturbed(call)], names))
-                self._pool.home.finish(arguments[2])
-                delta = refs[1]
-        self.wait_s += time.perf_counter() - began_s
-        return P.unpack(found)
+                self._handle_failure("actor_lost", future, error)
+            else:
+                self._finish(future, value, elapsed_s)
 
-    def _least_time(self, busy: list[float]) -> float:
-        """Return the longest that an actor, or a node's slots together, were busy."""
-        on_cpu = [(self._pool.nodes[a], s) for a, s in enumerate(busy) if not self._pool.on_gpu[a]]
-        shared = [sum(s for n, s in on_cpu if n == node) / slots for node, slots in self._pool.slots.items()]
-        return max([*busy, *shared])
+    def _finish(self, future: RayFuture, value: Any, elapsed_s: float) -> None:
+        call = future.call
+        self._unit_s[_kind_of(call)] = elapsed_s / max(call.work, 1)
+        if call.step_of is not None and call.client_id is not None:
+            ctx = call.step_of
+            self._longest_s[ctx.phase] = max(elapsed_s, self._longest_s.get(ctx.phase, 0.0))
+            if call.changes_state:
+                self.states.record(call.client_id, ctx)
+        future.set(value, elapsed_s)
 
-    def own_counts(self, params: Params, client_ids: list[int], branch: Branch) -> tuple[Counts, Counts]:
-        """Count where the data are."""
-        ref = self._put(params)
-        owned = [[i for i in group if i in set(client_ids)] for group in self._pool.clients]
-        calls: list[Call] = [(a, "own_counts", (ref, ids, branch)) for a, ids in enumerate(owned) if ids]
-        halves = [found for found, _ in self._pool.gather(calls)]
-        return _total([f for f, _ in halves]), _total([r for _, r in halves])
+    def _expected_s(self, call: Call) -> float:
+        """Return how long a call will take, as far as earlier ones tell."""
+        known = self._unit_s.get(_kind_of(call))
+        if known is None and call.step_of is not None:
+            alike = [s for kind, s in self._unit_s.items() if kind[:2] == ("step", call.step_of.phase)]
+            known = sum(alike) / len(alike) if alike else 1.0
+        return call.work * (UNKNOWN_S if known is None else known)
 
-    def _lanes(self) -> int:
-        """Return how many actors may compute at once."""
-        return (
-            len(self._pool.clients)
-            if any(self._pool.on_gpu)
-            else min(len(self._pool.clients), sum(self._pool.slots.values()))
-        )
+    def _is_late(self, future: RayFuture) -> bool:
+        return time.monotonic() - future.began_s > self._timeout_s(future.call.step_of)
 
-    def test_features(self, params: Params, rows: np.ndarray) -> np.ndarray:
-        """Spread the samples as the test set is."""
-        ref = self._put(params)
-        ranges = pieces(len(rows), self._lanes())
-        calls: list[Call] = [(i, "test_features", (ref, rows[a:b])) for i, (a, b) in enumerate(ranges)]
-        return np.concatenate(self._pool.gather(calls))
+    def _timeout_s(self, ctx: RoundContext | None) -> float:
+        """Return how long a call may take: a step a setting, or many times the longest of its phase so far."""
+        if ctx is None:
+            return UNKNOWN_TIMEOUT_S
+        if isinstance(self._wanted.step_timeout_s, float):
+            return self._wanted.step_timeout_s
+        longest_s = self._longest_s.get(ctx.phase)
+        return UNKNOWN_TIMEOUT_S if longest_s is None else max(LEAST_TIMEOUT_S, TIMEOUT_FACTOR * longest_s)
 
-    def own_features(self, params: Params, positions: dict[int, np.ndarray]) -> np.ndarray:
-        """Look at samples where they are, client by client."""
-        ref = self._put(params)
-        calls: list[Call] = [(self._actor_of[i], "own_features", (ref, {i: positions[i]})) for i in sorted(positions)]
-        return np.concatenate(self._pool.gather(calls))
+    # -- failures ------------------------------------------------------------------------------------------------------
 
-    def save_clients(self, folder: Folder) -> None:
-        """Have each actor write its own."""
-        self._pool.gather([(actor, "save_clients", (folder,)) for actor in range(len(self._pool.clients))])
+    def _handle_failure(self, kind: FailureKind, future: RayFuture, error: Exception | None) -> None:
+        """Do what the policy decides."""
+        future.attempts += kind not in ("raised", "actor_replaced")
+        decision = decide(kind, future.attempts, self._wanted.attempts)
+        if decision is Decision.GIVE_UP:
+            assert error is not None
+            self._give_up(future.worker, future.call, error, future.attempts)
+        if decision is Decision.REPLACE:
+            assert error is not None
+            self._replace(future.worker, cause_of(error))
+        future.fault = None  # it has struck
+        self._queue.appendleft(future)
 
-    def settle(self, folder: Folder) -> None:
-        """From now on a lost client's state is found here, and does not change any more."""
-        self._pool.home = Home(base=folder)
+    def _replace(self, worker: int, cause: str) -> None:
+        restoring = Call("load_states")
+        try:
+            self._workers.replace(worker, cause, self._prepare)
+        except RayTaskError as error:
+            self._give_up(worker, restoring, error)
+        except RayError as error:
+            self._give_up(worker, restoring, error, self._wanted.attempts)
 
-    def sees(self, folder: Folder) -> bool:
-        """Ask each actor."""
-        return all(self._pool.gather([(actor, "sees", (folder,)) for actor in range(len(self._pool.clients))]))
+    def _prepare(self, worker: int) -> None:
+        """Assign an actor's clients to it again, and have it read their states from where they were last written."""
+        handle, clients = self._workers.handles[worker], self._workers.clients[worker]
+        if self._setup is not None:
+            method, arguments = self._setup
+            ray.get(handle.call.remote(method, None, *arguments), timeout=PREPARE_S)
+        if self.states.lost_with_actor:
+            cause = (
+                "its state was lost with its actor, since --out is not shared by all nodes: put it on shared storage"
+            )
+            raise ClientFailed(clients[0], "restoring", 0, self._workers.where(worker), cause)
+        files = self.states.files(clients)
+        if files:
+            ray.get(handle.call.remote("load_states", None, files, "run the job again"), timeout=PREPARE_S)
 
-    def load_clients(self, folder: Folder, fix: str) -> None:
-        """Have each actor read its own."""
-        self._pool.gather([(actor, "load_clients", (folder, fix)) for actor in range(len(self._pool.clients))])
-        self.settle(folder)
+    def _give_up(self, worker: int, call: Call, error: Exception, attempts: int = 1) -> NoReturn:
+        """Stop the run: leaving a client out would change the result."""
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, BadInput | StorageFailed):
+            raise cause from None
+        client_id = self._workers.clients[worker][0] if call.client_id is None else call.client_id
+        phase, number = (call.step_of.phase, call.step_of.round_number) if call.step_of else (call.method, 0)
+        again = f"; given up after {attempts} attempts (cluster.attempts)" if attempts > 1 else ""
+        where = self._workers.where(worker)
+        raise ClientFailed(client_id, phase, number, where, cause_of(error) + again) from error
 
-    def restore(self, folder: Folder, reached: dict[int, str]) -> None:
-        """Have each actor read its own."""
-        groups = self._pool.clients
-        own = [{i: reached[i] for i in group if i in reached} for group in groups]
-        self._pool.gather([(actor, "restore", (folder, found)) for actor, found in enumerate(own)])
-        self._pool.home = Home(self._pool.home.base, folder, dict(reached))
-
-    def gallery(self, picks: list[Pick], init: str) -> list[Shown]:
-        """Ask the owners."""
-        owners = [self._actor_of[client_id] for client_id, _, _ in picks]
-        calls: list[Call] = [(a, "gallery", ([pick], init)) for a, pick in zip(owners, picks, strict=True)]
-        return [shown for (shown,) in self._pool.gather(calls)]
-
-    def storage_bytes(self) -> int:
-        """Return what all clients store."""
-        return sum(self._pool.gather([(actor, "storage_bytes", ()) for actor in range(len(self._pool.clients))]))
+    def _compile(self, notify: Callable[[Notice], None]) -> None:
+        """Have one actor of each node compile, and the others find it in the cache that they share."""
+        notify(Notice("compiling the steps (cluster.compile); the next run finds them in the compiler's cache"))
+        first = self._workers.first_of_nodes()
+        for workers in (first, [w for w in range(len(self._workers)) if w not in first]):
+            for future in [self._enqueue(Call("warm_up"), worker, None) for worker in workers]:
+                future.result()
 
 
-def _total(counts: list[Counts]) -> Counts:
-    total = counts[0]
-    for other in counts[1:]:
-        total = total + other
-    return total
+def _kind_of(call: Call) -> tuple[Any, ...]:
+    """Return what calls that take about the same time have in common."""
+    if call.step_of is not None:
+        return ("step", call.step_of.phase, call.client_id)
+    return (call.method,)

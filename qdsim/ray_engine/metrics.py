@@ -2,7 +2,7 @@
 
 from ray.util.metrics import Gauge
 
-from qdsim.experiment.progress import Progress
+from qdsim.experiment.progress import Event, Notice
 
 METRICS = {
     "qdsim_round": "Round of the phase",
@@ -28,16 +28,17 @@ class Gauges:
         self._tags = dict.fromkeys(TAGS, "")
         self._replaced = 0
 
-    def record(self, event: Progress) -> None:
+    def record(self, event: Event) -> None:
         """Take what an event says."""
-        if event.note.endswith("started again"):
-            self._replaced += 1
-        if not event.is_only_note:
-            self._tags = {"run": self._run_id, "phase": event.phase, "method": event.method}
-            self._set("round", event.round_number)
-            self._set("share_done", event.share_done)
-            self._set("clients_done", event.clients_done)
-            self._set("clients_expected", event.clients)
+        if isinstance(event, Notice):
+            self._replaced += event.actor_replaced
+            self._set("actors_replaced", self._replaced)
+            return
+        self._tags = {"run": self._run_id, "phase": event.phase, "method": event.method}
+        self._set("round", event.round_number)
+        self._set("share_done", event.share_done)
+        self._set("clients_done", event.clients_done)
+        self._set("clients_expected", event.clients)
         if event.row is not None:
             self._set("round_seconds", event.row["wall_s"])
             for name in ("test_accuracy", "forget_accuracy", "retain_accuracy"):

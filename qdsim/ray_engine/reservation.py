@@ -16,27 +16,27 @@ from qdsim.errors import CannotPlace
 from qdsim.planning.layout import Layout, assign
 from qdsim.ray_engine import cluster
 
-SAY_EVERY_S = 10.0
+NOTIFY_EVERY_S = 10.0
 """How often a user hears that there is no room yet."""
-PLACE_S = 10.0
+PLACEMENT_S = 10.0
 """Bundles that were counted to fit are placed within this time, or somebody else was faster."""
-LOOK_EVERY_S = 1.0
-Note = Callable[[str], None]
+POLL_S = 1.0
+Notify = Callable[[str], None]
 
 
-class Room:
-    """The places that a run holds: one for each actor."""
+class Reservation:
+    """The placement group bundles that a run holds: one for each actor."""
 
-    def __init__(self, layout: Layout, run_id: str, timeout_s: float, note: Note, check: Callable[[], None]):
+    def __init__(self, layout: Layout, run_id: str, timeout_s: float, notify: Notify, check: Callable[[], None]):
         self._layout, self._run_id, self._timeout_s = layout, run_id, timeout_s
         self._moves = 0
         self.nodes: list[str] = []
         """Of each actor's place."""
-        self._give_back()
-        group, self.nodes = self._reserve(len(layout.clients), run_id, note, check)
+        self._release_stale()
+        group, self.nodes = self._reserve(len(layout.clients), run_id, notify, check)
         self._places = [(group, i) for i in range(len(layout.clients))]
 
-    def _give_back(self) -> None:
+    def _release_stale(self) -> None:
         """Give up what a driver that was lost had reserved: it would stay reserved."""
         for hex_id, group in placement_group_table().items():
             if group["name"].partition("/")[0] == self._run_id and group["state"] != "REMOVED":
@@ -47,17 +47,17 @@ class Room:
         """Return what binds an actor to its place."""
         return PlacementGroupSchedulingStrategy(*self._places[actor])
 
-    def stands(self, actor: int) -> bool:
+    def is_alive(self, actor: int) -> bool:
         """Tell whether the node of an actor's place is still there."""
         return self.nodes[actor] in {node.node_id for node in cluster.nodes()}
 
-    def move(self, actor: int, note: Note) -> None:
+    def move(self, actor: int, notify: Notify) -> None:
         """Find another place for an actor whose node is gone."""
         self._moves += 1
-        group, (node,) = self._reserve(1, f"{self._run_id}/moved-{self._moves}", note, lambda: None)
+        group, (node,) = self._reserve(1, f"{self._run_id}/moved-{self._moves}", notify, lambda: None)
         self._places[actor], self.nodes[actor] = (group, 0), node
 
-    def _reserve(self, count: int, name: str, note: Note, check: Callable[[], None]) -> tuple[Any, list[str]]:
+    def _reserve(self, count: int, name: str, notify: Notify, check: Callable[[], None]) -> tuple[Any, list[str]]:
         """Reserve bundles as soon as there is room for all of them; give up after the time that the job allows."""
         layout = self._layout
         grows = cluster.most_gpus() is not None
@@ -82,14 +82,14 @@ class Room:
                 now_s = time.monotonic()
                 if now_s - began_s > self._timeout_s:
                     raise self._no_room()
-                if now_s - said_s > SAY_EVERY_S:
+                if now_s - said_s > NOTIFY_EVERY_S:
                     said_s = now_s
                     left_s = self._timeout_s - (now_s - began_s)
-                    note(f"waiting for room for {layout}: {cluster.free()} free, giving up in {left_s:.0f} s")
-                if demand is not None and demand.wait(LOOK_EVERY_S):  # it has taken what is needed: take its place
+                    notify(f"waiting for room for {layout}: {cluster.free()} free, giving up in {left_s:.0f} s")
+                if demand is not None and demand.wait(POLL_S):  # it has taken what is needed: take its place
                     remove_placement_group(demand)
                     demand = None
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(POLL_S)
         finally:
             if demand is not None:
                 remove_placement_group(demand)
@@ -98,7 +98,7 @@ class Room:
         """Reserve one bundle on each of these nodes; None where somebody else was faster."""
         where = [{"ray.io/node-id": node} for node in nodes]
         group = placement_group([self._layout.bundle] * len(nodes), "SPREAD", name=name, bundle_label_selector=where)
-        if group.wait(PLACE_S):
+        if group.wait(PLACEMENT_S):
             return group
         remove_placement_group(group)
         return None

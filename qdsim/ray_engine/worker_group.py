@@ -8,48 +8,49 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from qdsim.data.datasets import Pixels
+from qdsim.data.datasets import Normalization
 from qdsim.experiment.plan import Plan
 from qdsim.planning import estimate
 from qdsim.planning.layout import Layout
 from qdsim.ray_engine import cluster
 from qdsim.ray_engine.client_actor import ClientActor
-from qdsim.ray_engine.reservation import Room
+from qdsim.ray_engine.reservation import Reservation
 
 MOST_NAMED = 5
 
 
 @dataclass
-class Crew:
+class WorkerGroup:
     """The actors of all clients, and what it takes to start one again."""
 
     run_id: str
     layout: Layout
-    room: Room
+    reservation: Reservation
     start_with: tuple[Any, ...]
     """What every actor is made from."""
     actors: list[Any] = field(default_factory=list)
 
-    def start(self, actor: int) -> Any:
+    def start(self, worker: int) -> Any:
         """Start one at its place."""
         cls: Any = ClientActor
+        clients = self.layout.clients[worker]
         return cls.options(
             num_cpus=self.layout.cpus,
             num_gpus=self.layout.gpus,
             memory=self.layout.memory_bytes or None,
-            scheduling_strategy=self.room.strategy(actor),
-            name=f"clients-{listed(self.layout.clients[actor], '-')}-{self.run_id}-{secrets.token_hex(4)}",
-        ).remote(*self.start_with, self.layout.gpus)
+            scheduling_strategy=self.reservation.strategy(worker),
+            name=f"clients-{listed(clients, '-')}-{self.run_id}-{secrets.token_hex(4)}",
+        ).remote(*self.start_with, clients, self.layout.gpus)
 
 
-def start(
+def start_workers(
     plan: Plan,
     run_id: str,
     images: list[Any],
-    pixels: Pixels,
-    note: Callable[[str], None],
+    pixels: Normalization,
+    notify: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
-) -> Crew:
+) -> WorkerGroup:
     """Start all actors of a plan, as soon as there is room for them; ``check`` may raise to end the wait for it.
 
     ``images`` are references: what they refer to does not come into this process again.
@@ -57,11 +58,11 @@ def start(
     wanted = plan.job.cluster
     layout = estimate.layout_of(plan, cluster.nodes(), cluster.most_gpus())
     if wanted.gpus_per_client == "auto" and not layout.gpus:
-        note("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
-    room = Room(layout, run_id, wanted.placement_timeout_s, note, check)
-    crew = Crew(run_id, layout, room, (*images, pixels, plan.cells[0].model, wanted.numerics()))
-    crew.actors = [crew.start(actor) for actor in range(len(layout.clients))]
-    return crew
+        notify("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
+    reservation = Reservation(layout, run_id, wanted.placement_timeout_s, notify, check)
+    group = WorkerGroup(run_id, layout, reservation, (*images, pixels, plan.points[0].model, wanted.numerics()))
+    group.actors = [group.start(worker) for worker in range(len(layout.clients))]
+    return group
 
 
 def listed(clients: tuple[int, ...] | list[int], between: str) -> str:

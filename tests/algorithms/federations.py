@@ -4,51 +4,59 @@ import numpy as np
 import torch
 
 from qdsim.algorithms.history import History
-from qdsim.algorithms.phase import Assignment, ClientUpdate, Phase
-from qdsim.data.forgetting import Branch, ForgetSet
+from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext
+from qdsim.data.clients import ClientState
+from qdsim.data.forgetting import ForgetSet, UnlearningRequest
+from qdsim.models.params import Params
 from tests.conftest import make_client, make_compute
 
 LABELS = {0: [0] * 9 + [1] * 4, 1: [1] * 3 + [2] * 8, 2: [0, 2, 2, 2]}
 COMPUTE = make_compute()
-CLASS_2 = Branch("class:2", ForgetSet(classes=frozenset([2])))
-CLIENT_1 = Branch("client:1", ForgetSet(clients=frozenset([1])))
-NOBODY = Branch("client:none", ForgetSet())
+CLASS_2 = UnlearningRequest("class:2", ForgetSet(classes=frozenset([2])))
+CLIENT_1 = UnlearningRequest("client:1", ForgetSet(clients=frozenset([1])))
+NOBODY = UnlearningRequest("client:none", ForgetSet())
 
 
-def clients():
+def clients() -> dict[int, ClientState]:
     """Three clients of 13, 11 and 4 samples."""
     return {i: make_client(i, labels) for i, labels in LABELS.items()}
 
 
-def counts():
+def counts() -> np.ndarray:
     """|D_i^c|."""
     return np.array([np.bincount(labels, minlength=3) for labels in LABELS.values()])
 
 
-def start(dtype=torch.float64):
+def start(dtype: torch.dtype = torch.float64) -> Params:
     """θ_0."""
     return COMPUTE.model.init(torch.Generator().manual_seed(0), dtype)
 
 
-def run(phase: Phase, params, branch=NOBODY, history: History | None = None, seen: list[ClientUpdate] | None = None):
+def run(
+    phase: Phase,
+    params: Params,
+    request: UnlearningRequest = NOBODY,
+    history: History | None = None,
+    seen: list[ClientUpdate] | None = None,
+) -> Params:
     """Run a phase's rounds; record updates into ``history`` and list them in ``seen``."""
     owned = clients()
     sizes = phase.view.sizes(counts(), counts())
-    request = "" if phase.name == "train" else branch.label
+    label = "" if phase.name == "train" else request.label
     for number in range(1, phase.stage.rounds + 1):
-        names = Assignment(0, request, phase.name, number)
+        ctx = RoundContext(0, label, phase.name, number)
         updates = []
-        for i in phase.select(sizes, names):
-            _, update = phase.client_step(owned[i], params, names=names, compute=COMPUTE)
+        for i in phase.select(sizes, ctx):
+            _, update = phase.client_step(owned[i], params, ctx=ctx, compute=COMPUTE)
             updates.append(update)
             if history is not None:
                 history.record(number, i, update.num_samples, update.delta)
         if seen is not None:
             seen.extend(updates)
-        params = phase.server_step(params, updates, names)
+        params = phase.server_step(params, updates, ctx)
     return params
 
 
-def largest_difference(left, right):
+def largest_difference(left: Params, right: Params) -> float:
     """Largest absolute difference of any entry."""
     return max(float((left[name] - right[name]).abs().max()) for name in left)

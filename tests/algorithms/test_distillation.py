@@ -11,7 +11,7 @@ from qdsim.algorithms.local_sgd import summed_gradient
 from qdsim.models import params as P
 from tests.algorithms.reference import distance
 from tests.algorithms.settings import PLAIN
-from tests.conftest import NAMES, make_client, make_compute
+from tests.conftest import CTX, make_client, make_compute
 
 
 def stacked(gradient):
@@ -140,9 +140,7 @@ def test_finetuning_changes_the_set_and_not_the_model(monkeypatch):
     before = P.sha256(params)
     pick = torch.Generator().manual_seed(0)
     client = replace(client, synthetic=distillation.initial_set(client, PLAIN, pick))
-    after, update = distillation.finetune(
-        client, params, distillation=PLAIN, batch_size=4, names=NAMES, compute=compute
-    )
+    after, update = distillation.finetune(client, params, distillation=PLAIN, batch_size=4, ctx=CTX, compute=compute)
     assert P.sha256(params) == before
     assert update.delta == {}
     # two inner steps, each with 4 + 4 real samples of the two classes; one gradient counted a step

@@ -7,8 +7,8 @@ import torch
 
 from qdsim.algorithms import fedavg, federaser
 from qdsim.algorithms.history import History
-from qdsim.algorithms.phase import Assignment
-from qdsim.data.forgetting import Branch, ForgetSet, View
+from qdsim.algorithms.phase import RoundContext
+from qdsim.data.forgetting import ForgetSet, UnlearningRequest, View
 from qdsim.models import params as P
 from tests.algorithms.federations import (
     CLASS_2,
@@ -54,8 +54,8 @@ def test_lengths_alone_give_the_result_of_full_storage(norm):
     for t in (1, 2, 3):
         deltas = []
         for i in (0, 2):
-            names = Assignment(0, "client:1", "unlearn", t)
-            fresh = replay.client_step(clients()[i], expected, names=names, compute=COMPUTE)[1].delta
+            ctx = RoundContext(0, "client:1", "unlearn", t)
+            fresh = replay.client_step(clients()[i], expected, ctx=ctx, compute=COMPUTE)[1].delta
             if norm == "tensor":
                 scaled = {n: fresh[n] * (length(stored[t, i][n]) / (length(fresh[n]) + 1e-12)) for n in fresh}
             else:
@@ -74,9 +74,9 @@ def test_the_first_round_without_the_client_is_the_mean_of_the_others_stored_upd
     """θ_0 + (13 U_0 + 4 U_2) / 17, and nobody computes anything."""
     _, history, seen = trained()
     replay = federaser.phases(HYPER, FEDERASER, CLIENT_1, history)[0]
-    names = Assignment(0, "client:1", "unlearn", 1)
-    assert replay.select(counts().sum(1), names) == []
-    found = replay.server_step(start(), [], names)
+    ctx = RoundContext(0, "client:1", "unlearn", 1)
+    assert replay.select(counts().sum(1), ctx) == []
+    found = replay.server_step(start(), [], ctx)
     by_hand = {n: t + (13 * seen[0].delta[n] + 4 * seen[2].delta[n]) / 17 for n, t in start().items()}
     assert largest_difference(found, by_hand) < 1e-12
 
@@ -87,7 +87,7 @@ def test_class_level_calibrates_the_first_round_too():
     replay = federaser.phases(HYPER, FEDERASER, CLASS_2, history)[0]
     sizes = replay.view.sizes(counts(), counts())
     assert sizes.tolist() == [13, 3, 1]
-    assert replay.select(sizes, Assignment(0, "class:2", "unlearn", 1)) == [0, 1, 2]
+    assert replay.select(sizes, RoundContext(0, "class:2", "unlearn", 1)) == [0, 1, 2]
     assert replay.stage.steps == 2  # r = 0.5 of T = 4
 
 
@@ -104,10 +104,10 @@ def test_round_j_replays_round_t_j_with_its_participants_and_its_draws():
     for number, ids in {1: [0, 1], 2: [0], 3: [1, 2]}.items():
         for i in ids:
             history.record(number, i, 5, {"w": torch.ones(2)})
-    chosen = federaser.select(counts().sum(1), Assignment(7, "r", "unlearn", 2), history=history, interval=2,
+    chosen = federaser.select(counts().sum(1), RoundContext(7, "r", "unlearn", 2), history=history, interval=2,
                               stored_first=False)  # fmt: skip
     assert chosen == [1, 2]
-    assert federaser._training_names(Assignment(7, "r", "unlearn", 2), 2) == Assignment(7, "", "train", 3)
+    assert federaser._training_context(RoundContext(7, "r", "unlearn", 2), 2) == RoundContext(7, "", "train", 3)
 
 
 def test_a_round_whose_participants_are_all_gone_changes_nothing():
@@ -115,9 +115,9 @@ def test_a_round_whose_participants_are_all_gone_changes_nothing():
     history = History()
     history.record(1, 1, 5, {name: torch.ones_like(tensor) for name, tensor in start().items()})
     replay = federaser.phases(HYPER, EVERY_ROUND, CLIENT_1, history)[0]
-    names = Assignment(0, "client:1", "unlearn", 1)
-    assert replay.select(replay.view.sizes(counts(), counts()), names) == []
-    assert largest_difference(replay.server_step(start(), [], names), start()) == 0
+    ctx = RoundContext(0, "client:1", "unlearn", 1)
+    assert replay.select(replay.view.sizes(counts(), counts()), ctx) == []
+    assert largest_difference(replay.server_step(start(), [], ctx), start()) == 0
 
 
 def test_a_stored_update_of_no_length_stays_without_effect():
@@ -151,6 +151,6 @@ def test_a_history_survives_being_stored():
 
 def test_after_a_class_was_forgotten_the_stored_round_is_not_used():
     """In a sequence class 2, then client 1: the stored updates hold class 2."""
-    after = Branch("2:client:1", CLIENT_1.forget, earlier=ForgetSet(classes=frozenset([2])))
+    after = UnlearningRequest("2:client:1", CLIENT_1.forget, previously_forgotten=ForgetSet(classes=frozenset([2])))
     assert not federaser.uses_stored_first(FEDERASER, after)
     assert federaser.uses_stored_first(FEDERASER, CLIENT_1)

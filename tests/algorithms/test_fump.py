@@ -13,7 +13,7 @@ from qdsim.algorithms.methods import METHODS
 from qdsim.data.forgetting import View
 from tests.algorithms.federations import CLASS_2, COMPUTE, clients, largest_difference, run, start
 from tests.algorithms.settings import FUMP, HYPER
-from tests.conftest import NAMES
+from tests.conftest import CTX
 
 TOP, BOTTOM = FUMP, replace(FUMP, side="bottom")
 PRUNE, RECOVER = fump.phases(HYPER, FUMP, CLASS_2, History())
@@ -62,7 +62,7 @@ def test_a_second_request_prunes_others_and_a_layer_keeps_one_channel():
 
 def statistics(i, params, hook="activation"):
     step = fump.phases(HYPER, replace(TOP, hook=hook), CLASS_2, History())[0].client_step
-    return step(clients()[i], params, names=NAMES, compute=COMPUTE)[1]
+    return step(clients()[i], params, ctx=CTX, compute=COMPUTE)[1]
 
 
 @pytest.mark.parametrize("hook", ["activation", "convolution"])
@@ -92,8 +92,8 @@ def test_class_means_are_weighted_by_counts():
     together = [statistics(i, params) for i in (0, 1, 2)]
     pooled = {n: sum(u.delta[n] for u in together) for n in together[0].delta}
     one = replace(together[0], delta=pooled)
-    split = fump.prune(params, together, NAMES, settings=TOP, target=2)
-    assert largest_difference(split, fump.prune(params, [one], NAMES, settings=TOP, target=2)) == 0
+    split = fump.prune(params, together, CTX, settings=TOP, target=2)
+    assert largest_difference(split, fump.prune(params, [one], CTX, settings=TOP, target=2)) == 0
 
 
 def test_pruned_channels_are_silent_and_stay_so_through_three_rounds():

@@ -13,7 +13,7 @@ from qdsim.data.forgetting import View
 from qdsim.errors import Diverged
 from qdsim.models import params as P
 from qdsim.models.convnet import ConvNet
-from tests.conftest import NAMES, make_client, make_compute
+from tests.conftest import CTX, make_client, make_compute
 
 REAL = View("real")
 
@@ -21,10 +21,10 @@ REAL = View("real")
 def hand_client(pixel_bytes, labels):
     """Images of one pixel; with mean 0 and deviation 1/255 a byte b becomes the number b."""
     from qdsim.data.clients import ClientState
-    from qdsim.data.datasets import Pixels
+    from qdsim.data.datasets import Normalization
 
     pool = np.array(pixel_bytes, dtype=np.uint8).reshape(-1, 1, 1, 1)
-    return ClientState(0, pool, Pixels((0.0,), (1 / 255,)), np.arange(len(labels)), np.array(labels))
+    return ClientState(0, pool, Normalization((0.0,), (1 / 255,)), np.arange(len(labels)), np.array(labels))
 
 
 def hand_run(sign_ascend, steps=1, max_loss=math.inf, w=0.0):
@@ -39,7 +39,7 @@ def hand_run(sign_ascend, steps=1, max_loss=math.inf, w=0.0):
     # no block at all: two logits of a single pixel, the smallest network with a gradient one can do by hand
     compute = Compute(ConvNet(channels=1, size=1, num_classes=2, depth=0), torch.device("cpu"), 1)
     return local_sgd.run(
-        client, params, stage=stage, view=REAL, names=NAMES, compute=compute, ascend=sign_ascend, max_loss=max_loss
+        client, params, stage=stage, view=REAL, ctx=CTX, compute=compute, ascend=sign_ascend, max_loss=max_loss
     )[1]
 
 
@@ -103,7 +103,7 @@ def test_ascent_undoes_descent_to_first_order():
 
     def left_over(lr):
         stage = Stage(1, 1, 100, lr, 1.0)
-        arguments = {"stage": stage, "view": REAL, "names": NAMES, "compute": compute}
+        arguments = {"stage": stage, "view": REAL, "ctx": CTX, "compute": compute}
         _, down = local_sgd.run(client, start, **arguments)
         lower = {n: start[n] + down.delta[n] for n in start}
         _, up = local_sgd.run(client, lower, **arguments, ascend=True)
@@ -126,7 +126,7 @@ def test_a_step_leaves_what_it_was_given_alone():
     compute = make_compute()
     params = compute.model.init(torch.Generator().manual_seed(0))
     before = P.sha256(params)
-    arguments = {"stage": Stage(1, 3, 4, 0.1, 1.0), "view": REAL, "names": NAMES, "compute": compute}
+    arguments = {"stage": Stage(1, 3, 4, 0.1, 1.0), "view": REAL, "ctx": CTX, "compute": compute}
     after, first = local_sgd.run(client, params, **arguments)
     _, second = local_sgd.run(client, params, **arguments)
     assert after is client

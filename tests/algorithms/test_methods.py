@@ -337,13 +337,12 @@ def test_the_only_holder_unlearns_alone_and_is_left_out_of_recovery(lonely_datas
     counts = np.array([np.bincount(lonely_dataset.train_labels[i], minlength=10) for i in indices])
     monkeypatch.setattr(plan, "_split", lambda *_: partition.Partition(indices, counts))
     job = config.validate({**TINY, "partition": {"clients": 3}, "requests": [{"kind": "class", "target": 0}]})
-    (task, *_) = plan.make(config.validate({**job.model_dump(), "methods": CLASS_METHODS}), lonely_dataset).tasks()
+    (task, *_) = plan.build_plan(
+        config.validate({**job.model_dump(), "methods": CLASS_METHODS}), lonely_dataset
+    ).tasks()
     for method in CLASS_METHODS:
         phases = {p.name: p for p in replace(task, method=method).phases()}
-        taking_part = {
-            name: [int(i) for i in np.flatnonzero(task.cell.sizes(phase, task.seed_plan))]
-            for name, phase in phases.items()
-        }
+        taking_part = {name: [int(i) for i in np.flatnonzero(task.sizes(phase))] for name, phase in phases.items()}
         unlearning = [0] if method in ("quickdrop", "sga") else [0, 1, 2] if method == "fump" else [1, 2]
         assert taking_part["unlearn"] == unlearning
         assert taking_part.get("recover", [1, 2]) == [1, 2]

@@ -9,11 +9,11 @@ import torch
 
 from qdsim.algorithms import distillation, fedavg, local_sgd, quickdrop, retrain
 from qdsim.algorithms.history import History
-from qdsim.algorithms.phase import Assignment
-from qdsim.data.forgetting import Branch, ForgetSet, View
+from qdsim.algorithms.phase import RoundContext
+from qdsim.data.forgetting import ForgetSet, UnlearningRequest, View
 from qdsim.models import params as P
 from tests.algorithms.settings import HYPER, PLAIN, STAGE
-from tests.conftest import NAMES, make_client, make_compute
+from tests.conftest import CTX, make_client, make_compute
 
 LABELS = {0: [0] * 9 + [1] * 4, 1: [1] * 3 + [2] * 8, 2: [0, 2, 2, 2]}
 
@@ -32,12 +32,12 @@ def train(step, clients, dtype=torch.float32, rounds=3):
     compute = make_compute()
     params = compute.model.init(torch.Generator().manual_seed(0), dtype)
     for round_number in range(1, rounds + 1):
-        names = Assignment(0, "", "train", round_number)
+        ctx = RoundContext(0, "", "train", round_number)
         updates = []
         for i in clients:
-            clients[i], update = step(clients[i], params, names=names, compute=compute)
+            clients[i], update = step(clients[i], params, ctx=ctx, compute=compute)
             updates.append(update)
-        params = fedavg.server_step(params, updates, names)
+        params = fedavg.server_step(params, updates, ctx)
     return params, clients
 
 
@@ -83,7 +83,7 @@ def test_a_training_step_leaves_its_inputs_alone():
     compute = make_compute()
     params = compute.model.init(torch.Generator().manual_seed(0))
     digest = P.sha256(params)
-    after, update = quickdrop.train(client, params, stage=STAGE, distillation=PLAIN, names=NAMES, compute=compute)
+    after, update = quickdrop.train(client, params, stage=STAGE, distillation=PLAIN, ctx=CTX, compute=compute)
     assert torch.equal(client.synthetic.images, before)
     assert P.sha256(params) == digest
     assert after.synthetic is not client.synthetic
@@ -104,8 +104,8 @@ def test_synthetic_batches_hold_the_given_classes_and_no_more_than_allowed():
         assert all((labels[rows] == c).all() for c, rows in found.items())
 
 
-def branch(**changes):
-    return Branch("class:2", ForgetSet(classes=frozenset([2])), **changes)
+def request(**changes):
+    return UnlearningRequest("class:2", ForgetSet(classes=frozenset([2])), **changes)
 
 
 def labels_of(view, clients):
@@ -120,7 +120,7 @@ def labels_of(view, clients):
 def test_phases_of_a_class_request():
     """Unlearn on S^2 alone, recover on the rest with real samples beside, relearn on both or on S^2 alone."""
     clients = federation()
-    unlearn, recover, relearn = quickdrop.phases(HYPER, None, branch(), History())
+    unlearn, recover, relearn = quickdrop.phases(HYPER, None, request(), History())
     assert [p.name for p in (unlearn, recover, relearn)] == ["unlearn", "recover", "relearn"]
     assert (unlearn.view.source, recover.view.source) == ("synthetic", "augmented")
     assert labels_of(unlearn.view, clients) == {2}
@@ -132,7 +132,7 @@ def test_phases_of_a_class_request():
         assert len(samples.synthetic) == len(client.synthetic.labels)
     assert unlearn.client_step.keywords["ascend"]
     assert unlearn.client_step.keywords["max_loss"] == 5.0
-    alone = quickdrop.phases(replace(HYPER, relearn=replace(HYPER.relearn, data="forget")), None, branch(), History())[
+    alone = quickdrop.phases(replace(HYPER, relearn=replace(HYPER.relearn, data="forget")), None, request(), History())[
         2
     ]
     assert labels_of(alone.view, clients) == {2}
@@ -142,7 +142,7 @@ def test_phases_of_a_class_request():
 def test_a_class_forgotten_earlier_stays_out_of_every_later_phase():
     """Class 0 went first: neither unlearning, recovery nor relearning for class 2 sees it again."""
     clients = federation()
-    later = branch(earlier=ForgetSet(classes=frozenset([0])))
+    later = request(previously_forgotten=ForgetSet(classes=frozenset([0])))
     seen = [labels_of(phase.view, clients) for phase in quickdrop.phases(HYPER, None, later, History())]
     assert seen == [{2}, {1}, {1, 2}]
     assert labels_of(retrain.phases(HYPER, None, later, History())[0].view, clients) == {1}
@@ -150,7 +150,7 @@ def test_a_class_forgotten_earlier_stays_out_of_every_later_phase():
 
 def test_a_client_request_concerns_one_client_then_all_others():
     """Client 1 alone ascends, the others recover, and nobody but the others retrains."""
-    one = Branch("client:1", ForgetSet(clients=frozenset([1])))
+    one = UnlearningRequest("client:1", ForgetSet(clients=frozenset([1])))
     clients = federation()
 
     def holders(phase):
@@ -169,10 +169,10 @@ def test_a_client_request_concerns_one_client_then_all_others():
 def test_recovery_mixes_real_and_synthetic_one_to_one():
     """|Z_i| doubles with augmentation; the real ones are those drawn at the beginning."""
     client = federation()[0]
-    plain = quickdrop.phases(replace(HYPER, recover=replace(HYPER.recover, augment=False)), None, branch(), History())[
+    plain = quickdrop.phases(replace(HYPER, recover=replace(HYPER.recover, augment=False)), None, request(), History())[
         1
     ]
-    mixed = quickdrop.phases(HYPER, None, branch(), History())[1]
+    mixed = quickdrop.phases(HYPER, None, request(), History())[1]
     assert len(client.samples(plain.view)) * 2 == len(client.samples(mixed.view)) == 10
     real = client.samples(mixed.view).real
     assert set(real) <= set(client.synthetic.extra)

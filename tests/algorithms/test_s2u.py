@@ -13,7 +13,7 @@ from qdsim.algorithms.phase import ClientUpdate
 from qdsim.data.forgetting import View
 from tests.algorithms.federations import CLIENT_1, counts, largest_difference, run, start
 from tests.algorithms.settings import HYPER, S2U
-from tests.conftest import NAMES
+from tests.conftest import CTX
 
 LEAVER = frozenset([1])
 
@@ -29,16 +29,16 @@ ZERO = {"w": torch.zeros(1, dtype=torch.float64)}
 
 def test_the_scaled_mean_by_hand():
     """p = 0.3, 0.1, 0.6; β = 0.5, γ = 2: 0.5·0.1·8 + 2·(0.3·1 - 0.6·1) = 0.4 - 0.6 = -0.2."""
-    found = s2u.server_step(ZERO, UPDATES, NAMES, leavers=LEAVER, leaver_factor=0.5, others_factor=2.0)
+    found = s2u.server_step(ZERO, UPDATES, CTX, leavers=LEAVER, leaver_factor=0.5, others_factor=2.0)
     assert found["w"].item() == pytest.approx(-0.2)
 
 
 def test_by_default_the_weights_still_add_up_to_one():
     """β = 0.1, p_u = 0.1: γ = (1 - 0.01) / 0.9 = 1.1; equal updates of 1 move θ by exactly 1."""
     ones = [update(i, n, 1.0) for i, n in ((0, 30), (1, 10), (2, 60))]
-    found = s2u.server_step(ZERO, ones, NAMES, leavers=LEAVER, leaver_factor=0.1, others_factor="auto")
+    found = s2u.server_step(ZERO, ones, CTX, leavers=LEAVER, leaver_factor=0.1, others_factor="auto")
     assert found["w"].item() == pytest.approx(1.0)
-    mixed = s2u.server_step(ZERO, UPDATES, NAMES, leavers=LEAVER, leaver_factor=0.1, others_factor="auto")
+    mixed = s2u.server_step(ZERO, UPDATES, CTX, leavers=LEAVER, leaver_factor=0.1, others_factor="auto")
     assert mixed["w"].item() == pytest.approx(0.1 * 0.1 * 8 + 1.1 * (0.3 - 0.6))
 
 
@@ -61,9 +61,9 @@ def test_the_leaver_takes_part_in_every_round():
     """A tenth of 20 clients are two; client 1 is added where it was not drawn."""
     sizes = np.full(20, 5)
     for number in range(1, 6):
-        names = replace(NAMES, round_number=number)
-        drawn = fedavg.select(sizes, names, participation=0.1)
-        assert s2u.select(sizes, names, participation=0.1, leavers=LEAVER) == sorted({*drawn, 1})
+        ctx = replace(CTX, round_number=number)
+        drawn = fedavg.select(sizes, ctx, participation=0.1)
+        assert s2u.select(sizes, ctx, participation=0.1, leavers=LEAVER) == sorted({*drawn, 1})
 
 
 def test_phases():

@@ -11,7 +11,7 @@ from qdsim.algorithms.history import History
 from qdsim.data.forgetting import View
 from tests.algorithms.federations import CLASS_2, CLIENT_1, COMPUTE, clients, counts, largest_difference, start
 from tests.algorithms.settings import HYPER, SGA, STAGE
-from tests.conftest import NAMES
+from tests.conftest import CTX
 
 ONE_STEP = replace(STAGE, steps=1, rounds=1)
 
@@ -44,7 +44,7 @@ def test_reflection_is_ascent_for_one_step():
     """θ + (θ - (θ - η g)) = θ + η g; for more steps the two part."""
     client, params, view = clients()[1], start(), View("real")
     for stage, equal in ((ONE_STEP, True), (replace(STAGE, steps=3), False)):
-        settings = {"stage": stage, "view": view, "names": NAMES, "compute": COMPUTE}
+        settings = {"stage": stage, "view": view, "ctx": CTX, "compute": COMPUTE}
         up = local_sgd.run(client, params, ascend=True, **settings)[1].delta
         mirrored = sga.reflect(client, params, **settings)[1].delta
         assert (largest_difference(up, mirrored) < 1e-12) is equal
@@ -56,7 +56,7 @@ def test_every_mode_raises_the_loss_on_the_forget_set(mode):
     hyper = replace(HYPER, unlearn=replace(HYPER.unlearn, steps=20), max_loss=3.0)
     unlearn = sga.phases(hyper, replace(SGA, mode=mode), CLASS_2, History())[0]
     client, params = clients()[1], start()
-    delta = unlearn.client_step(client, params, names=NAMES, compute=COMPUTE)[1].delta
+    delta = unlearn.client_step(client, params, ctx=CTX, compute=COMPUTE)[1].delta
     after = {name: params[name] + delta[name] for name in params}
 
     def loss(theta):

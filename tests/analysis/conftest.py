@@ -16,7 +16,7 @@ MADE = {"quickdrop": STAGES, "retrain": {"unlearn": [(99.0, 0.0, 0.6)], "relearn
 
 
 @pytest.fixture(scope="session")
-def all_jobs(tmp_path_factory) -> Path:
+def all_jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every job's shape: its methods, requests and sweep, on the digits, named as the job is."""
     out = tmp_path_factory.mktemp("runs")
     three = ["quickdrop", "retrain", "sga"]
@@ -52,7 +52,7 @@ def all_jobs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def report(all_jobs, tmp_path_factory) -> Path:
+def report(all_jobs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of all of them."""
     from typer.testing import CliRunner
 

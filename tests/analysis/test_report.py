@@ -241,7 +241,7 @@ def test_an_unfinished_run_of_the_job_is_what_the_report_asks_for(tmp_path):
     made_run(tmp_path, {"quickdrop": QUICKDROP}, job="table3_svhn_100", state="interrupted")
     missing = dict(reports.plan(load(tmp_path)).missing)
     assert missing["Table 2: class-level unlearning"] == "table2_cifar10-1 to end"
-    assert missing["Table 3: class-level unlearning with 100 clients"] == "qdsim run jobs/table3_svhn_100.toml --resume"
+    assert missing["Table 3: class-level unlearning with 100 clients"] == "qdsim run table3_svhn_100 --resume"
 
 
 def test_two_settings_of_a_job_are_two_tables(tmp_path):
@@ -262,7 +262,7 @@ def test_one_run_alone_gets_a_table_curves_classes_and_the_page(all_jobs, tmp_pa
     for name in ("result.csv", "result.tex", "result.md", "curves.png", "classes.png", "partition.png"):
         assert (tmp_path / f"table6_overhead-{name}").exists(), name
     assert (tmp_path / "index.html").exists()
-    assert "not made: Table 2: class-level unlearning; it needs qdsim run jobs/table2_cifar10.toml" in ended.output
+    assert "not made: Table 2: class-level unlearning; it needs qdsim run table2_cifar10" in ended.output
 
 
 def test_each_item_names_a_job_that_exists():

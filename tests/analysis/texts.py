@@ -13,16 +13,17 @@ from analysis import style
 from analysis.outputs import Figure
 
 SLACK = 1.0
-"""Pixels that boxes may share: a box is a little larger than its letters."""
+"""Normalization that boxes may share: a box is a little larger than its letters."""
 
 
 def faults(figure: Figure) -> list[str]:
     """Draw a figure and return each word that is cut off, and each pair that lies on each other."""
     with mpl.rc_context(style.RC):
         canvas = FigureCanvasAgg(figure.draw())
-        canvas.draw()
+        canvas.draw()  # type: ignore[no-untyped-call]
     words = [w for w in _words(canvas.figure) if w.get_text().strip()]
-    boxes = [(w.get_text(), w.get_window_extent(canvas.get_renderer())) for w in words]
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
+    boxes = [(w.get_text(), w.get_window_extent(renderer)) for w in words]
     wide, high = canvas.get_width_height()
     found = [
         f"{figure.stem}: {word!r} is cut off"

@@ -19,7 +19,7 @@ from qdsim.bench.rows import Found, Measured, Ratio
 from qdsim.data.forgetting import View
 from qdsim.experiment import plan
 from qdsim.federation.client_host import ClientHost, Images, Shard
-from qdsim.federation.rounds import InlineExecutor
+from qdsim.federation.executor import InlineExecutor
 from qdsim.models.compute import make_compute
 
 MADE = Found(
@@ -104,18 +104,19 @@ def test_rounds_are_those_of_the_engine():
         partition={"kind": "iid", "clients": 6}, model={"width": 4}, train={"rounds": 1}, synthetic={"matching": False}
     )
     dataset = federations.noise(60, 1, 8)
-    cell, at = next(plan.make(wanted, dataset).federations())
-    compute = make_compute(cell.model, torch.device("cpu"), wanted.cluster.numerics())
+    point, at = next(plan.build_plan(wanted, dataset).federations())
+    compute = make_compute(point.model, torch.device("cpu"), wanted.cluster.numerics())
     images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
     executor = InlineExecutor(ClientHost(compute, images))
     shards = zip(at.partition.indices, at.labels, strict=True)
-    executor.adopt(cell.model, 0, [Shard(i, rows, labels) for i, (rows, labels) in enumerate(shards)], None)
-    phase = replace(fedavg.phase("train", cell.hyper.train, View("real")), client_step=idle.step)
-    done = federations.Federation(cell, at, executor).rounds(phase, 2)
+    owned = [Shard(i, rows, labels) for i, (rows, labels) in enumerate(shards)]
+    executor.broadcast("assign_clients", point.model, 0, owned, None, setup=True)
+    phase = replace(fedavg.phase("train", point.hyper.train, View("real")), client_step=idle.step)
+    done = federations.Federation(point, at, executor).rounds(phase, 2)
     assert [len(result.updates) for result, _ in done] == [6, 6]
     assert all(elapsed_s > 0 for _, elapsed_s in done)
-    assert done[0][0].updates[0].bytes_up == 4 * cell.model.num_params
-    start = cell.model.init(torch.Generator().manual_seed(federations.SEED))
+    assert done[0][0].updates[0].bytes_up == 4 * point.model.num_params
+    start = point.model.init(torch.Generator().manual_seed(federations.SEED))
     assert all(torch.equal(done[-1][0].params[name], start[name]) for name in start)
 
 

@@ -1,5 +1,6 @@
 """The commands as a user types them."""
 
+import json
 import os
 import re
 import subprocess
@@ -12,14 +13,18 @@ from tests.conftest import PROJECT
 from tests.runs import run
 
 
-def qdsim(*arguments, **environment):
+def qdsim(*arguments, cwd=PROJECT, **environment):
     command = [sys.executable, "-m", "qdsim", *map(str, arguments)]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=280)
+    env = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
 
 
 REFUSED = [
     (["run", "jobs/none.toml"], "qdsim: JOB = 'jobs/none.toml': no such file; found: "),
+    (
+        ["run", "quikstart"],
+        "qdsim: JOB = 'quikstart': no such file, and no job of that name; did you mean quickstart? ",
+    ),
     (
         ["run", "jobs/quickstart.toml", "--set", "train.rouns=3"],
         "qdsim: train.rouns = 3: unknown key; did you mean rounds?",
@@ -69,14 +74,24 @@ def test_no_arguments_show_the_help():
     assert all(command in done.stdout for command in ("run", "show", "jobs"))
 
 
-def test_jobs_lists_every_job_with_what_it_reproduces():
-    """One line a job file."""
-    done = qdsim("jobs")
+@pytest.mark.parametrize("arguments", [[], [PROJECT / "jobs"]], ids=["shipped", "of a folder"])
+def test_jobs_lists_every_job_with_what_it_reproduces(tmp_path, arguments):
+    """From any folder, each as it can be run: by its stem if it comes with qdsim, by its path if a folder was named."""
+    done = qdsim("jobs", *arguments, cwd=tmp_path, COLUMNS="300")
     assert done.returncode == 0
-    for path in (PROJECT / "jobs").glob("*.toml"):
-        about = tomllib.loads(path.read_text(encoding="utf-8"))["about"]
-        assert f"jobs/{path.name}" in done.stdout
-        assert about.split()[0] in done.stdout
+    listed = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
+    files = sorted((PROJECT / "jobs").glob("*.toml"))
+    assert list(listed) == [str(path) if arguments else path.stem for path in files]
+    for line, path in zip(listed.values(), files, strict=True):
+        assert tomllib.loads(path.read_text(encoding="utf-8"))["about"] in line
+
+
+def test_a_job_is_run_by_its_stem_in_any_folder(tmp_path):
+    """The manifest says what was typed."""
+    done = qdsim("run", "quickstart", "--profile", "smoke", "--engine", "inline", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (manifest,) = tmp_path.glob("runs/quickstart-*/manifest.json")
+    assert json.loads(manifest.read_text(encoding="utf-8"))["origin"]["job"] == "quickstart"
 
 
 def test_show_prints_both_methods_of_two_seeds(tmp_path):

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def _wait_for_head(port: int) -> None:
 
 
 def _wait_for_nodes(nodes: int, port: int) -> None:
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     client = GcsClient(address=f"127.0.0.1:{port}")
     for _ in range(600):
@@ -112,7 +113,7 @@ def _wait_for_nodes(nodes: int, port: int) -> None:
 
 def end(pids: list[int]) -> None:
     """Kill these processes and all that they started."""
-    from ray._private.utils import psutil  # Ray brings its own
+    from ray._private.utils import psutil  # type: ignore[attr-defined]  # Ray brings its own
 
     parents = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     everything = [process for parent in parents for process in (parent, *parent.children(recursive=True))]
@@ -123,4 +124,5 @@ def end(pids: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit({"srun": srun, "scontrol": scontrol, "qdsim": qdsim, "ray": ray}[sys.argv[1]](*sys.argv[2:]))
+    programs: dict[str, Callable[..., int]] = {"srun": srun, "scontrol": scontrol, "qdsim": qdsim, "ray": ray}
+    sys.exit(programs[sys.argv[1]](*sys.argv[2:]))

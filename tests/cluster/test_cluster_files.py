@@ -123,7 +123,7 @@ def test_ray_up_copies_the_project_and_the_token(name):
     """What it mounts is there, and the token is closed to others before Ray starts."""
     mounts = RAY_UP[name]["file_mounts"]
     sources = {source for target, source in mounts.items() if target.startswith("~/qdsim/")}
-    assert sources == {"pyproject.toml", "README.md", "qdsim", "analysis", "jobs"}
+    assert sources == {"pyproject.toml", "README.md", "LICENSE", "qdsim", "analysis", "jobs"}
     assert all((PROJECT / source).exists() for source in sources)
     assert mounts["~/.ray/auth_token"] == "~/.ray/auth_token"
     assert any("chmod 600 ~/.ray/auth_token" in command for command in RAY_UP[name]["setup_commands"])
@@ -279,7 +279,7 @@ def test_the_image_is_not_root_and_holds_what_it_copies():
     assert user < text.index("\nRUN")
     assert "RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0" in text
     copied = {word for line in re.findall(r"(?m)^COPY --chown=1000:100 (.*) \S+$", text) for word in line.split()}
-    assert copied == {"pyproject.toml", "README.md", "qdsim", "analysis", "jobs"}
+    assert copied == {"pyproject.toml", "README.md", "LICENSE", "qdsim", "analysis", "jobs"}
     kept = {line[1:] for line in TEXTS["Dockerfile.dockerignore"].splitlines() if line.startswith("!")}
     assert kept == copied
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qdsim.data.forgetting import Branch, ForgetSet, View
+from qdsim.data.forgetting import ForgetSet, UnlearningRequest, View
 from tests.conftest import make_client
 
 REAL = np.array([[200, 0, 50], [100, 300, 0], [0, 10, 10]])
@@ -46,5 +46,5 @@ def test_driver_and_client_agree_on_sizes():
 
 def test_a_sequence_remembers_what_is_gone():
     """After class 2, the request for client 1 must keep class 2 out as well."""
-    second = Branch("2:client:1", CLIENT_1, earlier=CLASS_2)
-    assert second.gone == ForgetSet(classes=frozenset([2]), clients=frozenset([1]))
+    second = UnlearningRequest("2:client:1", CLIENT_1, earlier=CLASS_2)
+    assert second.forgotten == ForgetSet(classes=frozenset([2]), clients=frozenset([1]))

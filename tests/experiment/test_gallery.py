@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from qdsim.data.clients import normalize, to_bytes
-from qdsim.data.datasets import Pixels
+from qdsim.data.datasets import Normalization
 from qdsim.experiment import gallery
 from tests.runs import run, table
 
@@ -27,7 +27,7 @@ def test_bytes_survive_normalization():
     """Every byte comes back, and what lies out of range is clipped: (2 · 0.25 + 0.9) · 255 > 255."""
     import torch
 
-    pixels = Pixels((0.9,), (0.25,))
+    pixels = Normalization((0.9,), (0.25,))
     every = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     back = to_bytes(normalize(every, pixels, torch.float32), pixels)
     np.testing.assert_array_equal(back, every.numpy())

@@ -58,7 +58,7 @@ def test_profiles_keep_what_is_asked(path, profile):
         assert getattr(small, key) == getattr(whole, key)
     assert set(small.seeds) <= set(whole.seeds)
     assert set(small.sweep) == set(whole.sweep)
-    assert len(small.cells()) <= len(whole.cells())
+    assert len(small.sweep_points()) <= len(whole.sweep_points())
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -117,8 +117,8 @@ SHARING = ["table2_cifar10", "fig2_class_accuracy", "fig3_membership", "fig4_seq
 def test_the_jobs_on_one_federation_share_their_training(profile):
     """Every field that training depends on is equal, with fig5 at F = 0 and fig6 at s = 100 among them."""
     jobs = [load(name, profile) for name in SHARING]
-    jobs += [dict(load("fig5_finetune", profile).cells())["synthetic.finetune=0"]]
-    jobs += [dict(load("fig6_scale", profile).cells())["synthetic.scale=100"]]
+    jobs += [dict(load("fig5_finetune", profile).sweep_points())["synthetic.finetune=0"]]
+    jobs += [dict(load("fig6_scale", profile).sweep_points())["synthetic.scale=100"]]
     first = jobs[0]
     for job in jobs[1:]:
         for key in ("data", "partition", "model", "train", "seeds"):
@@ -137,7 +137,7 @@ def test_every_job_on_real_data_can_be_planned(real_data_root):
         for profile in (None, "laptop", "smoke"):
             job = config.load(path, profile=profile)
             if job.data.dataset in datasets:
-                made = plan.make(job, datasets[job.data.dataset])
+                made = plan.build_plan(job, datasets[job.data.dataset])
                 assert all(task.phases() for task in made.tasks())
                 planned += 1
     assert planned == 3 * 15

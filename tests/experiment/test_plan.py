@@ -7,15 +7,15 @@ from qdsim.data import datasets
 from qdsim.data.forgetting import ForgetSet
 from qdsim.errors import BadInput
 from qdsim.experiment import config
-from qdsim.experiment.plan import make
+from qdsim.experiment.plan import build_plan
 
 DIGITS = datasets.load("digits", "")
 
 
 def plan_of(dataset=DIGITS, **changes):
     values = {"name": "t", "seeds": [0], "model": {"width": 4, "depth": 2}, **changes}
-    (cell,) = make(config.validate(values), dataset).cells
-    return cell
+    (point,) = build_plan(config.validate(values), dataset).points
+    return point
 
 
 def requests(*targets, kind="class"):
@@ -61,43 +61,43 @@ def test_a_single_request_that_leaves_no_data_is_refused_but_the_last_of_a_seque
     with pytest.raises(BadInput, match="forgetting class:3 would leave no data"):
         plan_of(one, requests=requests(3), partition={"min_size": 1, "clients": 3})
     plan = plan_of(two, requests=requests(4, 3), sequence=True, partition={"min_size": 1, "clients": 3})
-    last = plan.seeds[0].branches[1]
-    assert [p.name for p in plan.phases("quickdrop", plan.seeds[0], last)] == ["unlearn"]
-    assert plan.phases("retrain", plan.seeds[0], last) == []
+    last = plan.federations[0].requests[1]
+    assert [p.name for p in plan.phases("quickdrop", plan.federations[0], last)] == ["unlearn"]
+    assert plan.phases("retrain", plan.federations[0], last) == []
 
 
 def test_independent_requests_know_nothing_of_each_other():
     """Labels without position, nothing forgotten earlier."""
-    branches = plan_of(requests=requests(9, 3)).seeds[0].branches
-    assert [b.label for b in branches] == ["class:9", "class:3"]
-    assert all(b.earlier == ForgetSet() for b in branches)
+    resolved = plan_of(requests=requests(9, 3)).federations[0].requests
+    assert [b.label for b in resolved] == ["class:9", "class:3"]
+    assert all(b.previously_forgotten == ForgetSet() for b in resolved)
 
 
 def test_a_sequence_accumulates():
     """Positions in the labels; the third request keeps the first two out; nothing is relearned."""
     plan = plan_of(requests=requests(9, 3, 1), sequence=True)
-    branches = plan.seeds[0].branches
-    assert [b.label for b in branches] == ["1:class:9", "2:class:3", "3:class:1"]
-    assert branches[2].earlier.classes == {9, 3}
-    assert [p.name for p in plan.phases("quickdrop", plan.seeds[0], branches[2])] == ["unlearn", "recover"]
+    resolved = plan.federations[0].requests
+    assert [b.label for b in resolved] == ["1:class:9", "2:class:3", "3:class:1"]
+    assert resolved[2].previously_forgotten.classes == {9, 3}
+    assert [p.name for p in plan.phases("quickdrop", plan.federations[0], resolved[2])] == ["unlearn", "recover"]
 
 
 def test_random_targets_are_drawn_per_seed_and_never_twice():
     """Three random clients of ten are distinct, the same for the same seed, and others for another."""
     random = requests("random", "random", "random", kind="client")
-    first, second = (plan_of(requests=random, seeds=[0, 1]).seeds for _ in range(2))
-    assert [b.label for b in first[0].branches] == [b.label for b in second[0].branches]
-    assert len({b.label for b in first[0].branches}) == 3
-    drawn = {tuple(b.label for b in s.branches) for s in plan_of(requests=random, seeds=list(range(6))).seeds}
+    first, second = (plan_of(requests=random, seeds=[0, 1]).federations for _ in range(2))
+    assert [b.label for b in first[0].requests] == [b.label for b in second[0].requests]
+    assert len({b.label for b in first[0].requests}) == 3
+    drawn = {tuple(b.label for b in s.requests) for s in plan_of(requests=random, seeds=list(range(6))).federations}
     assert len(drawn) > 1
 
 
 def test_each_seed_has_its_own_partition_unless_one_is_fixed():
     """partition.seed makes all seeds share one split; official does so by default."""
-    own = plan_of(seeds=[0, 1]).seeds
+    own = plan_of(seeds=[0, 1]).federations
     assert own[0].partition.sha256 != own[1].partition.sha256
     for fixed in ({"seed": 5}, {"kind": "official", "min_size": 1}):
-        same = plan_of(seeds=[0, 1], partition=fixed).seeds
+        same = plan_of(seeds=[0, 1], partition=fixed).federations
         assert same[0].partition.sha256 == same[1].partition.sha256
 
 

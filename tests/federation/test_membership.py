@@ -9,20 +9,20 @@ import torch
 
 from qdsim.algorithms.local_sgd import batches, summed_gradient
 from qdsim.data.clients import normalize
-from qdsim.data.datasets import Dataset, Pixels
+from qdsim.data.datasets import Dataset, Normalization
 from qdsim.experiment import plan
 from qdsim.experiment.config import validate
 from qdsim.federation import membership
 from qdsim.federation.attacks import ATTACKS
 from qdsim.federation.client_host import ClientHost, Images, Shard
-from qdsim.federation.evaluation import features
+from qdsim.federation.executor import InlineExecutor
+from qdsim.federation.measures import features
 from qdsim.federation.membership import Seen, sample_sizes
-from qdsim.federation.rounds import InlineExecutor
 from qdsim.models import params
 from qdsim.models.compute import Compute
 from tests.runs import TINY
 
-PIXELS = Pixels((0.5,), (0.29,))
+PIXELS = Normalization((0.5,), (0.29,))
 
 
 def noise(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,12 +36,12 @@ def federation(samples: int):
     train, test = noise(samples, 1), noise(samples, 2)
     dataset = Dataset("noise", *train, *test, num_classes=10, pixels=PIXELS)
     job = validate({**TINY, "model": {"width": 32, "depth": 2}, "partition": {"kind": "iid", "clients": 2}})
-    made = plan.make(job, dataset)
+    made = plan.build_plan(job, dataset)
     task = made.tasks()[0]
-    compute = Compute(task.cell.model, torch.device("cpu"), 32)
+    compute = Compute(task.point.model, torch.device("cpu"), 32)
     host = ClientHost(compute, Images(train[0], test[0], test[1], PIXELS))
-    parts = zip(task.seed_plan.partition.indices, task.seed_plan.labels, strict=True)
-    host.adopt(task.cell.model, 0, [Shard(i, rows, labels) for i, (rows, labels) in enumerate(parts)], None)
+    parts = zip(task.federation.partition.indices, task.federation.labels, strict=True)
+    host.assign_clients(task.point.model, 0, [Shard(i, rows, labels) for i, (rows, labels) in enumerate(parts)], None)
     return task, InlineExecutor(host), compute, train, test
 
 
@@ -57,8 +57,8 @@ def learn_by_heart(compute, images, labels, steps=400):
 
 
 def attacked(name, task, test_labels, theta, executor):
-    at = task.seed_plan
-    return membership.attack(name, task.branch, at.seed, at.labels, test_labels, theta, executor)
+    at = task.federation
+    return membership.attack(name, task.request, at.seed, at.labels, test_labels, theta, executor)
 
 
 @pytest.mark.parametrize("name", ["loss_threshold", "entropy_svm"])

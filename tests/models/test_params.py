@@ -68,10 +68,10 @@ def test_sizes_and_finiteness():
 )
 def test_what_is_packed_for_a_message_comes_out_as_it_was(made):
     """Names in order, shapes, types and bits; and the tensors may be written to, though Ray's arrays may not."""
-    shapes, numbers = P.pack(made)
-    if isinstance(numbers, np.ndarray):
-        numbers.setflags(write=False)
-    found = P.unpack((shapes, numbers))
+    packed = P.pack(made)
+    if isinstance(packed.numbers, np.ndarray):
+        packed.numbers.setflags(write=False)
+    found = P.unpack(packed)
     assert list(found) == list(made)
     for name, tensor in made.items():
         assert found[name].dtype == tensor.dtype

@@ -156,10 +156,10 @@ def test_where_nodes_are_still_to_come_nothing_is_refused():
 def test_an_actors_memory_grows_with_its_batch_and_width():
     """W = 128, 32 images at once: 13 × 32 × 4·128·(32² + 16² + 8²) B = 286 MB beside the process and six models."""
     job = config.validate({"name": "x", "model": {"width": 128, "depth": 2}, "data": {"dataset": "digits"}})
-    made = plan.make(job, datasets.load("digits", ""))
-    model = 4 * made.cells[0].model.num_params
+    made = plan.build_plan(job, datasets.load("digits", ""))
+    model = 4 * made.points[0].model.num_params
     maps = 4 * 128 * (8**2 + 4**2)
-    assert estimate.activation_bytes(made.cells[0].model) == maps
+    assert estimate.activation_bytes(made.points[0].model) == maps
     assert 0 <= estimate.actor_bytes(made, 1) - (350 * 2**20 + 13 * 32 * maps + 6 * model) < 1e5
     assert estimate.gpu_bytes(made, 1) - estimate.CUDA_BYTES > 13 * 256 * maps
 

@@ -33,7 +33,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def small():
     """1,437 images over four equal clients; 40 synthetic images or so each."""
-    return plan.make(config.validate(SMALL), datasets.load("digits", ""))
+    return plan.build_plan(config.validate(SMALL), datasets.load("digits", ""))
 
 
 def test_a_rounds_time_is_that_of_its_busiest_actor(small):
@@ -42,11 +42,11 @@ def test_a_rounds_time_is_that_of_its_busiest_actor(small):
     Two lanes would need half of all four; the actor of three takes three. To that the test set, 360 × 0.1 ms on two
     lanes, and what a round costs beside.
     """
-    cell, at = next(small.federations())
+    point, at = next(small.federations())
     synthetic = at.partition.synthetic_counts(10).sum(1)
     by_hand = 2 * (16 * 2e-3 + synthetic * 4e-3)
-    train = cell.training()[0]
-    assert estimate.client_seconds(cell, train, "shared", at, COSTS) == pytest.approx(by_hand)
+    train = point.training()[0]
+    assert estimate.client_seconds(point, train, "shared", at, COSTS) == pytest.approx(by_hand)
     times = estimate.phase_times(small, Layout(((0, 1, 2), (3,)), 0.0, 1.0), 2, COSTS)
     assert times[0].wall_s == pytest.approx(3 * (by_hand[:3].sum() + 360 * 1e-4 / 2 + estimate.ROUND_S))
     assert (times[0].phase, times[0].rounds, times[0].waves) == ("train", 3, 2)
@@ -77,32 +77,32 @@ def test_every_phase_of_every_method_has_its_time(small):
 def test_of_few_participants_each_takes_its_own_time(small):
     """A quarter of four clients is one: a round lasts as long as the longest step, however many lanes there are."""
     job = config.validate(SMALL | {"train": SMALL["train"] | {"participation": 0.25}})
-    made = plan.make(job, datasets.load("digits", ""))
-    cell, at = next(made.federations())
-    longest = estimate.client_seconds(cell, cell.training()[0], "shared", at, COSTS).max()
+    made = plan.build_plan(job, datasets.load("digits", ""))
+    point, at = next(made.federations())
+    longest = estimate.client_seconds(point, point.training()[0], "shared", at, COSTS).max()
     time = estimate.phase_times(made, Layout(((0,), (1,), (2,), (3,)), 0.0, 1.0), 4, COSTS)[0]
     assert time.wall_s == pytest.approx(3 * (longest + 360 * 1e-4 / 4 + estimate.ROUND_S))
     assert time.waves == 1
 
 
 def test_a_cell_with_a_wider_network_takes_longer():
-    """In proportion to its operations; the costs are those of the first cell."""
-    made = plan.make(config.validate(SMALL | {"sweep": {"model.width": [4, 16]}}), datasets.load("digits", ""))
+    """In proportion to its operations; the costs are those of the first point."""
+    made = plan.build_plan(config.validate(SMALL | {"sweep": {"model.width": [4, 16]}}), datasets.load("digits", ""))
     first, second = (time for time in estimate.phase_times(made, Layout(((0, 1, 2, 3),), 0.0, 1.0), 1, COSTS)[:2])
-    ratio = made.cells[1].model.forward_flops / made.cells[0].model.forward_flops
+    ratio = made.points[1].model.forward_flops / made.points[0].model.forward_flops
     assert (second.wall_s - 3 * estimate.ROUND_S) / (first.wall_s - 3 * estimate.ROUND_S) == pytest.approx(ratio)
 
 
 def test_fine_tuning_is_fifty_matchings_and_the_descents_between_them():
     """F = 1: 50 × (Σ_c min(n_c, 16) × 2 ms + S × 4 ms) + 49 × 10 epochs × S × 1 ms."""
     job = config.validate(SMALL | {"synthetic": {"scale": 10, "finetune": 1}})
-    made = plan.make(job, datasets.load("digits", ""))
-    cell, at = next(made.federations())
-    phase = cell.training()[1]
+    made = plan.build_plan(job, datasets.load("digits", ""))
+    point, at = next(made.federations())
+    phase = point.training()[1]
     real = np.minimum(at.partition.counts, phase.stage.batch_size).sum(1)
     synthetic = at.partition.synthetic_counts(10).sum(1)
     by_hand = 50 * (real * 2e-3 + synthetic * 4e-3) + 49 * 10 * synthetic * 1e-3
-    assert estimate.client_seconds(cell, phase, "shared", at, COSTS) == pytest.approx(by_hand)
+    assert estimate.client_seconds(point, phase, "shared", at, COSTS) == pytest.approx(by_hand)
 
 
 def test_a_probe_measures_every_cost(small):
@@ -124,7 +124,7 @@ def test_data_that_are_not_here_are_planned_with_in_their_known_shape(tmp_path):
     job = config.validate({"name": "x", "data": {"dataset": "svhn", "root": str(tmp_path)}})
     found = planner.look_ahead(job, planner.imagined(2, "24GB", None, None), lambda *_: COSTS)
     assert found.notes == ["svhn is not here: planned with classes of equal size"]
-    assert found.plan.cells[0].seeds[0].partition.counts.sum() == 73_257
+    assert found.plan.points[0].federations[0].partition.counts.sum() == 73_257
     assert (found.gpus, found.lanes, found.layout.gpus) == (2, 2, 0.2)
     with pytest.raises(BadInput):
         planner.look_ahead(

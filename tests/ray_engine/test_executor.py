@@ -96,24 +96,34 @@ def test_a_failing_client_stops_the_run_with_its_name(cluster_address, tmp_path)
 
 @pytest.mark.ray
 def test_shards_and_synthetic_sets_stay_with_their_actor():
-    """An actor hands out updates, counts, sizes and two figures of a sample; pixels for the gallery alone."""
+    """A host hands out updates, counts, sizes and two figures of a sample; pixels for the gallery alone.
+
+    Its actor calls these methods and has no others that return anything of a client.
+    """
     from qdsim.algorithms.phase import ClientUpdate
+    from qdsim.federation.client_host import ClientHost, ImagePair
+    from qdsim.federation.measures import Counts
     from qdsim.ray_engine.client_actor import ClientActor
 
-    methods = {m for m in vars(ClientActor.__ray_metadata__.modified_class) if not m.startswith("_")}
-    looks = {"test_counts", "own_counts", "test_features", "own_features", "storage_bytes"}
-    assert methods == {
-        "describe",
-        "warm_up",
-        "adopt",
-        "step",
-        "sees",
-        "save_clients",
-        "load_clients",
-        "restore",
-        "gallery",
-        *looks,
+    actor = ClientActor.__ray_metadata__.modified_class
+    assert {m for m in vars(actor) if not m.startswith("_")} == {"place", "call", "step"}
+    returns = {m: f.__annotations__["return"] for m, f in vars(ClientHost).items() if not m.startswith("_")}
+    assert returns == {
+        "assign_clients": None,
+        "warm_up": None,
+        "step": ClientUpdate,
+        "test_counts": Counts,
+        "client_counts": tuple[Counts, Counts],
+        "test_features": np.ndarray,
+        "client_features": np.ndarray,
+        "can_access": bool,
+        "save_states": None,
+        "load_states": None,
+        "image_pair": ImagePair,
+        "storage_bytes": int,
     }
+    with pytest.raises(ValueError, match="_clients"):
+        actor.call(object(), "_clients", None)
     numbers = (int, float, str, float | None)
     fields = {name: kind for name, kind in ClientUpdate.__annotations__.items() if kind not in numbers}
     assert set(fields) == {"delta"}

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from qdsim.algorithms.phase import Assignment
 from qdsim.errors import BadInput, ClientFailed
+from qdsim.experiment.progress import Notice
 from qdsim.federation.chaos import Chaos, Fault
-from qdsim.ray_engine.pool import Home
 from qdsim.store.run_directory import read_manifest
 from qdsim.store.verify import difference
 from tests.runs import run, table
@@ -44,7 +43,7 @@ def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path,
         engine="ray",
         address=cluster_address,
         cluster=PACKED | {"step_timeout_s": 10.0},
-        emit=lambda event: notes.append(event.note) if event.note else None,
+        emit=lambda event: notes.append(event.text) if isinstance(event, Notice) else None,
         chaos=chaos,
         **SETTINGS,
     )
@@ -73,23 +72,6 @@ def test_a_run_that_gives_up_says_who_failed_and_resumes(cluster_address, tmp_pa
     assert not (stopped / "failure.json").exists()
 
 
-def test_where_a_lost_clients_state_is_found():
-    """Round 2 of training, client 0 done and client 1 not: the files of round 2 and of round 1; 2 never took part."""
-    first, second = (Assignment(0, "", "train", n) for n in (1, 2))
-    home = Home(base="stored").at_round("here", first)
-    assert (home.base, home.folder, home.reached()) == ("stored", "here", {})
-    home.finish(0)
-    home.finish(1)
-    home = home.at_round("here", second)
-    home.finish(0)
-    assert home.reached() == {0: "0-00002", 1: "0-00001"}
-    assert home.at_round(None, second) is home
-    assert home.at_round("nowhere", second).nowhere
-    settled = Home(base="stored").at_round(None, second)
-    settled.finish(0)
-    assert settled.reached() == {}
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_node_that_is_lost_in_mid_round(tmp_path, undisturbed):
@@ -109,9 +91,9 @@ def test_a_node_that_is_lost_in_mid_round(tmp_path, undisturbed):
         done_then, notes = [], []
 
         def watch(event):
-            if event.note:
-                notes.append(event.note)
-            if event.phase == "train" and event.round_number == 2 and event.clients_done >= 1 and not done_then:
+            if isinstance(event, Notice):
+                notes.append(event.text)
+            elif event.phase == "train" and event.round_number == 2 and event.clients_done >= 1 and not done_then:
                 done_then.append(event.clients_done)
                 cluster.remove_node(worker, allow_graceful=False)
 

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from qdsim.errors import CannotPlace, Interrupted
-from qdsim.experiment.progress import Progress
+from qdsim.experiment.progress import Notice, Progress
 from qdsim.ray_engine.metrics import METRICS, Gauges
 from qdsim.store.run_directory import read_manifest
 from tests.runs import run, table
@@ -59,12 +59,12 @@ def test_room_that_others_hold_is_waited_for_until_the_time_is_up(cluster_addres
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    monkeypatch.setattr("qdsim.ray_engine.reservation.SAY_EVERY_S", 1.0)
+    monkeypatch.setattr("qdsim.ray_engine.reservation.NOTIFY_EVERY_S", 1.0)
     said = []
 
     def interrupt(event):
-        if event.note and not said:
-            said.append(event.note)
+        if isinstance(event, Notice) and not said:
+            said.append(event.text)
             os.kill(os.getpid(), signal.SIGINT)
 
     ray.init(address=cluster_address, namespace="others")
@@ -95,7 +95,7 @@ def test_progress_is_seen_by_rays_metrics(cluster_address):
         row = {"wall_s": 1.5, "test_accuracy": 0.9, "forget_accuracy": 0.1, "retain_accuracy": 0.8}
         gauges = Gauges("tiny-1")
         gauges.record(Progress(0, "", 0, "quickdrop", "class:9", "train", 3, 5, 4, 10, 0.25, row=row))
-        gauges.record(Progress.note_only("client 3 on node a: its actor was lost; started again"))
+        gauges.record(Notice("client 3 on node a: its actor was lost; started again", actor_replaced=True))
         (node,) = (node for node in ray.nodes() if node["Alive"])
         page = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         lines: list[str] = []

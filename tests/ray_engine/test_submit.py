@@ -25,7 +25,7 @@ def test_a_job_file_and_the_package_are_sent_and_nothing_else(tmp_path):
     (tmp_path / "into").mkdir()
     name, files, size = jobs.pack(job, tmp_path / "into")
     sent = {str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*") if path.is_file()}
-    sources = {str(path.relative_to(PROJECT)) for path in (PROJECT / "qdsim").rglob("*.py")}
+    sources = {str(path.relative_to(PROJECT)) for path in (PROJECT / "qdsim").rglob("*.py")} | {"qdsim/py.typed"}
     assert name == "jobs/-my job's.toml"
     assert sent == sources | {name}
     assert files == len(sent)
@@ -49,6 +49,14 @@ def test_what_cannot_be_sent_gets_one_line(arguments, code, said):
     assert done.stderr.startswith(f"qdsim: {said}")
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("job", "code", "said"), [("quickstart", 3, "cannot reach"), ("quikstart", 2, "JOB = 'quik")])
+def test_a_job_may_be_submitted_by_its_stem(job, code, said):
+    """The stem of a job that comes with qdsim gets as far as the cluster; another is refused before."""
+    done = qdsim("submit", job, "--address", NOBODY)
+    assert done.returncode == code
+    assert done.stderr.startswith(f"qdsim: {said}")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 READY_S = 180.0
 MEMORY = 80 * 2**20
@@ -154,11 +155,13 @@ def _run(command: str) -> str:
     return subprocess.run(command.split(), check=True, capture_output=True, text=True).stdout
 
 
-def until(true, what: str, processes=(), at_most_s: float = READY_S) -> None:
+def until(
+    true: Callable[[], object], what: str, processes: Sequence[subprocess.Popen[bytes]] = (), at_most_s: float = READY_S
+) -> None:
     """Wait for something to become true, which it does not without these processes."""
     begun_s = time.monotonic()
     while not true():
-        ended = [process.args[3] for process in processes if process.poll() is not None]
+        ended = [process.args[3] for process in processes if process.poll() is not None]  # type: ignore[index]
         assert not ended, f"{ended} ended before {what}"
         assert time.monotonic() - begun_s < at_most_s, f"not within {at_most_s:g} s: {what}"
         time.sleep(0.3)
@@ -174,7 +177,7 @@ def _get(url: str, token: str) -> bytes:
     """Fetch a page of the dashboard, past any proxy."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
-        return answer.read()
+        return bytes(answer.read())
 
 
 def _answers(url: str, token: str) -> bool:
@@ -183,7 +186,7 @@ def _answers(url: str, token: str) -> bool:
     return False
 
 
-def _nodes(url: str, token: str) -> dict[str, dict]:
+def _nodes(url: str, token: str) -> dict[str, dict[str, Any]]:
     """Return what Ray knows of the nodes that are alive, by the names of their hosts."""
     with contextlib.suppress(OSError, KeyError):
         summary = json.loads(_get(f"{url}/nodes?view=summary", token))["data"]["summary"]

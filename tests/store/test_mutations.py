@@ -72,7 +72,7 @@ def try_job(path) -> bool:
     try:
         job = config.load(path)
         if job.data.dataset == "digits":
-            plan.make(job, DIGITS).total_work()
+            plan.build_plan(job, DIGITS).total_work()
         return True
     except BadInput as error:
         one_line(error)

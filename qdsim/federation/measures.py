@@ -1,0 +1,98 @@
+"""What a host measures of a model on samples that it holds: correct answers per class, and what an attack sees.
+
+Counts add up exactly, whoever made them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qdsim.data.clients import ClientState, normalize
+from qdsim.data.datasets import Normalization
+from qdsim.data.forgetting import UnlearningRequest, View
+from qdsim.models.compute import Compute
+from qdsim.models.fast import derivatives
+from qdsim.models.params import Params
+
+BATCH = 100
+"""Images of one forward pass. Pieces begin at multiples of it, so a result never depends on who did which."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Correct answers and samples of each class, both int64 (num_classes,)."""
+
+    correct: np.ndarray
+    total: np.ndarray
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """Pool two sets of samples."""
+        return Counts(self.correct + other.correct, self.total + other.total)
+
+    def accuracy(self, classes: set[int] | frozenset[int] | None = None) -> float | None:
+        """Return the accuracy pooled over the samples of these classes (all of them by default)."""
+        kept = np.arange(len(self.total)) if classes is None else np.array(sorted(classes), dtype=int)
+        total = int(self.total[kept].sum())
+        return int(self.correct[kept].sum()) / total if total else None
+
+    @staticmethod
+    def none(num_classes: int) -> "Counts":
+        """Return the counts of no samples."""
+        return Counts(np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64))
+
+
+FEATURES = ("loss", "entropy")
+"""What membership inference sees of a sample: its loss -log p_y, and the entropy of the softmax."""
+
+
+@torch.no_grad()
+def _logits(
+    compute: Compute, params: Params, pool: np.ndarray, pixels: Normalization, rows: np.ndarray
+) -> Iterator[tuple[slice, Tensor]]:
+    theta = {name: tensor.to(compute.device) for name, tensor in params.items()}
+    dtype = next(iter(theta.values())).dtype
+    for start in range(0, len(rows), BATCH):
+        piece = slice(start, start + BATCH)
+        batch = torch.from_numpy(pool[rows[piece]]).to(compute.device)
+        yield piece, derivatives.forward(compute.model, theta, normalize(batch, pixels, dtype), keep=False).logits
+
+
+def count_correct(
+    compute: Compute, params: Params, pool: np.ndarray, pixels: Normalization, rows: np.ndarray, labels: np.ndarray
+) -> Counts:
+    """Count correct answers on ``pool[rows]``, whose labels are ``labels``."""
+    classes = compute.model.num_classes
+    guesses = np.empty(len(rows), np.int64)
+    for piece, logits in _logits(compute, params, pool, pixels, rows):
+        guesses[piece] = logits.argmax(1).cpu().numpy()
+    right = guesses == labels
+    return Counts(np.bincount(labels[right], minlength=classes), np.bincount(labels, minlength=classes))
+
+
+def features(
+    compute: Compute, params: Params, pool: np.ndarray, pixels: Normalization, rows: np.ndarray, labels: np.ndarray
+) -> np.ndarray:
+    """Return :data:`FEATURES` of ``pool[rows]``, float64 (n, 2)."""
+    found = np.empty((len(rows), len(FEATURES)))
+    for piece, logits in _logits(compute, params, pool, pixels, rows):
+        log_p = torch.log_softmax(logits.to(torch.float64), dim=1).cpu()
+        of_label = log_p.gather(1, torch.from_numpy(labels[piece])[:, None])[:, 0]
+        entropy = -(log_p.exp() * log_p).sum(1)
+        found[piece] = torch.stack([-of_label, entropy], dim=1).numpy()
+    return found
+
+
+def client_counts(
+    compute: Compute, params: Params, client: ClientState, request: UnlearningRequest
+) -> tuple[Counts, Counts]:
+    """Count on a client's own data: its part of the forget set, and what no request has taken away."""
+    forgotten = View("real", only=request.forget, without=request.previously_forgotten)
+    halves = []
+    for view in (forgotten, View("real", without=request.forgotten)):
+        mask = view.mask(client.client_id, client.labels)
+        rows, labels = client.indices[mask], client.labels[mask]
+        halves.append(count_correct(compute, params, client.pool, client.pixels, rows, labels))
+    return halves[0], halves[1]

@@ -1,0 +1,32 @@
+"""What to do when a call of a client actor fails: a pure policy, tested without a cluster."""
+
+from enum import Enum
+from typing import Literal
+
+FailureKind = Literal["raised", "actor_lost", "timed_out", "update_lost", "actor_replaced"]
+"""``raised``: the call itself raised. ``actor_lost``: its process or node is gone. ``timed_out``: it has not returned
+in time. ``update_lost``: the step is done, and its update was lost with the node that held it. ``actor_replaced``:
+another call has found the actor lost, and it was replaced while this one was under way."""
+
+
+class Decision(Enum):
+    """What becomes of a failed call."""
+
+    RETRY = "retry"
+    """Make it again, on the actor that is there now."""
+    REPLACE = "replace"
+    """Start the actor again, with its clients' states, and make the call again."""
+    GIVE_UP = "give up"
+    """End the run: leaving a client out would change the result."""
+
+
+def decide(kind: FailureKind, attempts: int, max_attempts: int) -> Decision:
+    """Decide on a failed call; ``attempts`` counts how often it was made and lost, this time included.
+
+    A call that raised would raise again. One whose actor was replaced meanwhile is not to blame for it.
+    """
+    if kind == "raised":
+        return Decision.GIVE_UP
+    if kind == "actor_replaced":
+        return Decision.RETRY
+    return Decision.GIVE_UP if attempts >= max_attempts else Decision.REPLACE
