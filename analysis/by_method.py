@@ -18,7 +18,7 @@ FINAL = (
     Column("final.forget_accuracy", "F-Set", "Unlearning + recovery"),
     Column("final.retain_accuracy", "R-Set", "Unlearning + recovery"),
 )
-RELEARNT = (
+RELEARNED = (
     Column("relearn.forget_accuracy", "F-Set", "Relearning"),
     Column("relearn.retain_accuracy", "R-Set", "Relearning"),
 )

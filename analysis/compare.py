@@ -106,8 +106,8 @@ def _with_speedups(table: pd.DataFrame, converged: pd.DataFrame, results: Result
         # retraining against itself is once, wherever it is cut
         merged[f"converged.{cost}"] = times.where(merged["method"] != ORACLE, merged[f"speedup.{cost}"])
         if f"relearn.{cost}" in table:
-            relearnt = merged[f"relearn_speedup.{cost}"] / merged[f"relearn.{cost}"]
-            merged[f"relearn_speedup.{cost}"] = relearnt.where(comparable)
+            relearned = merged[f"relearn_speedup.{cost}"] / merged[f"relearn.{cost}"]
+            merged[f"relearn_speedup.{cost}"] = relearned.where(comparable)
     return merged.drop(columns="oracle")
 
 

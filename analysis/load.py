@@ -1,10 +1,10 @@
 """From run directories to tidy DataFrames. Bad input costs one line each, never the rest of the report.
 
 ``load(RUNS)`` takes run directories and folders that hold them. Each table is one DataFrame over all runs, in the order
-of runs, cells, seeds, requests and phases, with the columns of ``qdsim/tables.py`` and, so that runs can be told apart
-and compared, ``job``, ``dataset``, ``setting`` (equal for runs that differ in seeds and methods alone), ``partition``
-(hash of who got which samples) and ``asked`` (the request as the job has it: ``client:random`` where ``request`` names
-the client that a seed drew).
+of runs, cells, seeds, requests and phases, with the columns of ``qdsim/store/tables.py`` (a run of an older version is
+read in today's words) and, so that runs can be told apart and compared, ``job``, ``dataset``, ``setting`` (equal for
+runs that differ in seeds and methods alone), ``partition`` (hash of who got which samples) and ``asked`` (the request
+as the job has it: ``client:random`` where ``request`` names the client that a seed drew).
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from qdsim.errors import BadInput
 from qdsim.store.run_directory import part_files, read_manifest, read_part, runs_in
 from qdsim.store.storage import Folder, folder
 from qdsim.store.summary import asked_names
-from qdsim.store.tables import COLUMNS, SCHEMA_VERSION
+from qdsim.store.tables import COLUMNS, SCHEMA_VERSION, names
 
 ADDED = ("job", "dataset", "setting", "partition", "asked")
 PHASES = ("train", "finetune", "unlearn", "recover", "relearn")
@@ -164,20 +164,21 @@ def read_tables(path: Folder) -> tuple[dict[str, pa.Table], list[str], list[str]
 def _read_part(path: Folder, table: str) -> tuple[pa.Table, list[str], str] | str:
     """Read a part with the table's columns, those it lacks as nulls; or say in a few words why not."""
     try:
-        data = read_part(path)
+        data = read_part(path, table)
     except (pa.ArrowException, OSError, ValueError):
         return "not a whole Parquet file"
     version = (data.schema.metadata or {}).get(b"qdsim.schema_version", b"").decode()
     if not version:
         return "a Parquet file that qdsim did not write"
-    missing = [name for name, _, _ in COLUMNS[table] if name not in data.column_names]
+    missing = [name for name in names(table) if name not in data.column_names]
     try:
         columns = [
-            pa.nulls(len(data), kind) if name in missing else data[name].cast(kind) for name, kind, _ in COLUMNS[table]
+            pa.nulls(len(data), column.type) if column.name in missing else data[column.name].cast(column.type)
+            for column in COLUMNS[table]
         ]
     except pa.ArrowException:
         return f"its columns have other types than those of schema version {SCHEMA_VERSION}"
-    return pa.table(columns, names=[name for name, _, _ in COLUMNS[table]]), missing, version
+    return pa.table(columns, names=names(table)), missing, version
 
 
 def _incomplete(manifest: dict[str, Any], found: dict[str, pa.Table]) -> list[str]:
@@ -260,11 +261,10 @@ def setting(manifest: dict[str, Any]) -> str:
 
 def _frame(table: str, parts: list[pa.Table], known: dict[str, "_Known"]) -> pd.DataFrame:
     """Join a table's runs, say of each row where it belongs, and put them in order."""
-    names = [name for name, _, _ in COLUMNS[table]]
     if not parts:
-        return pd.DataFrame(columns=[*names, *ADDED])
+        return pd.DataFrame(columns=[*names(table), *ADDED])
     data = pa.concat_tables(parts)
-    texts = [name for name, kind, _ in COLUMNS[table] if kind == pa.string()]
+    texts = [column.name for column in COLUMNS[table] if column.type == pa.string()]
     frame: pd.DataFrame = data.to_pandas(categories=texts)
     keys = ["run_id", "cell", "seed", "request"]
     places = frame[keys].drop_duplicates().astype({"run_id": str, "cell": str, "request": str})

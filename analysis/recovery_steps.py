@@ -1,7 +1,7 @@
 """How little recovery needs: R-Set accuracy against the speed-up, over local steps and rounds; where a rule stops.
 
-The rule is that of ``recover.stop = "loss"`` (``qdsim/stopping.py``): it looks at the clients' own losses, not at test
-data. Here it is applied to rounds that went on.
+The rule is that of ``recover.stop = "loss"`` (``qdsim/algorithms/stopping.py``): it looks at the clients' own losses,
+not at test data. Here it is applied to rounds that went on.
 """
 
 from functools import partial

@@ -22,9 +22,11 @@ def make(results: Results) -> list[Table]:
     costs = [f"relearn.{cost}" for cost in compare.COSTS]
     if not set(costs) <= set(outcomes):
         raise Missing(f"qdsim run {JOB}")
-    relearnt = outcomes.dropna(subset=costs)
-    own = relearnt[relearnt["method"] == "quickdrop"][["run_id", *compare.SAME, *costs]]
-    others = relearnt[relearnt["method"] != "quickdrop"].merge(own, on=["run_id", *compare.SAME], suffixes=("", "_own"))
+    relearned = outcomes.dropna(subset=costs)
+    own = relearned[relearned["method"] == "quickdrop"][["run_id", *compare.SAME, *costs]]
+    others = relearned[relearned["method"] != "quickdrop"].merge(
+        own, on=["run_id", *compare.SAME], suffixes=("", "_own")
+    )
     if others.empty:
         raise Missing(f"qdsim run {JOB}")
     for cost, column in zip(costs, COLUMNS, strict=True):

@@ -11,7 +11,7 @@ COLUMNS = (
         for phase, title in (("unlearn", "Unlearning"), ("recover", "Recovery"))
         for c in by_method.stage(phase, title)
     ),
-    *by_method.RELEARNT,
+    *by_method.RELEARNED,
     *by_method.SPEEDUPS,
     *by_method.CONVERGED,
     *(Column(f"relearn_speedup.{cost}", name, "Relearning speed-up", "times") for cost, name in compare.COSTS.items()),
@@ -32,6 +32,6 @@ def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Tabl
     if results.runs["sound"].all():
         outcomes, left_out = compare.paired(outcomes)
     stages = results.stages[results.stages["method"] != "shared"]
-    rules = "; ".join(sorted(set(stages["rule"].dropna().astype(str))))
-    said = [*NOTES, f"what ended the stages: {rules}", *left_out, *notes]
+    reasons = "; ".join(sorted(set(stages["stop_reason"].dropna().astype(str))))
+    said = [*NOTES, f"what ended the stages: {reasons}", *left_out, *notes]
     return [by_method.build(stem, title, outcomes, COLUMNS, None, said)]

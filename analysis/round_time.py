@@ -1,4 +1,4 @@
-"""Where the time of a round went: computing, matching, moving and waiting, aggregation, evaluation."""
+"""Where the time of a round went: computing, matching, transfer and waiting, aggregation, evaluation."""
 
 from functools import partial
 
@@ -12,13 +12,13 @@ from analysis.outputs import Figure
 PARTS = {
     "compute": ("client steps", "#0072B2"),
     "matching": ("matching", "#56B4E9"),
-    "moving": ("moving and waiting", "#E69F00"),
+    "transfer": ("transfer and waiting", "#E69F00"),
     "aggregation": ("aggregation", "#009E73"),
     "evaluation": ("evaluation", "#BBBBBB"),
 }
 NOTE = (
-    "mean over rounds; client steps and matching: the least time that they take on the actors and slots there were; "
-    "moving and waiting: the rest of the time until the last update was there"
+    "mean over rounds; client steps and matching: a lower bound on the workers there were; "
+    "transfer and waiting: the rest of the time until the last update was there"
 )
 
 
@@ -34,7 +34,7 @@ def split(rounds: pd.DataFrame, clients: pd.DataFrame) -> pd.DataFrame:
         {
             "compute": busy * (1 - share),
             "matching": busy * share,
-            "moving": (rounds["wall_s"] - busy - rounds["aggregation_s"]).clip(lower=0),
+            "transfer": (rounds["wall_s"] - busy - rounds["aggregation_s"]).clip(lower=0),
             "aggregation": rounds["aggregation_s"],
             "evaluation": rounds["evaluation_s"],
         }

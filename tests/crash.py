@@ -25,7 +25,7 @@ unlearn = { steps = 5, lr = 0.1 }
 recover = { rounds = 3, steps = 8, lr = 0.1 }
 relearn = { rounds = 2, steps = 5, lr = 0.1 }
 synthetic = { scale = 10 }
-membership = ["balanced"]
+membership = ["loss_threshold"]
 cluster = { clients_per_actor = 3 }
 """
 TARGETS = ("command", "driver", "client")

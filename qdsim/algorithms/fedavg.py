@@ -14,7 +14,7 @@ import torch
 from qdsim.algorithms import local_sgd
 from qdsim.algorithms.phase import Phase, RoundContext, Updates
 from qdsim.algorithms.settings import Hyperparameters, Stage
-from qdsim.algorithms.stopping import FORGOT, RECOVERED, RELEARNT, Rule
+from qdsim.algorithms.stopping import FORGOT, RECOVERED, RELEARNED, Rule
 from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.params import Params
@@ -70,4 +70,4 @@ def recover(hyper: Hyperparameters, request: UnlearningRequest, rounds: int) -> 
 def relearn(hyper: Hyperparameters, request: UnlearningRequest) -> Phase:
     """Relearning of the baselines: descent on D_f (§4.7), or on all that was not forgotten before."""
     only = None if hyper.relearn.data == "mixed" else request.forget
-    return phase("relearn", hyper.relearn, View("real", only=only, without=request.previously_forgotten), RELEARNT)
+    return phase("relearn", hyper.relearn, View("real", only=only, without=request.previously_forgotten), RELEARNED)

@@ -24,7 +24,7 @@ from qdsim.algorithms.history import History
 from qdsim.algorithms.local_sgd import batches, class_gradients, make_update
 from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext, Updates
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Stage
-from qdsim.algorithms.stopping import RECOVERED, RELEARNT, TRAINED
+from qdsim.algorithms.stopping import RECOVERED, RELEARNED, TRAINED
 from qdsim.clocks import Stopwatch
 from qdsim.data.clients import ClientState
 from qdsim.data.forgetting import UnlearningRequest, View
@@ -114,7 +114,7 @@ def phases(hyper: Hyperparameters, settings: None, request: UnlearningRequest, h
     return [
         replace(fedavg.phase("unlearn", hyper.unlearn, forget, fedavg.forgot(request)), client_step=ascend),
         fedavg.phase("recover", hyper.recover, retain, RECOVERED),
-        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn.data == "mixed" else forget, RELEARNT),
+        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn.data == "mixed" else forget, RELEARNED),
     ]
 
 

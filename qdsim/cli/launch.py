@@ -24,7 +24,7 @@ from qdsim import __version__
 from qdsim.algorithms.methods import METHODS
 from qdsim.data import datasets
 from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed
-from qdsim.experiment.config import Job, validate
+from qdsim.experiment.config import Job, in_todays_words, validate
 from qdsim.experiment.progress import Event, Notice, Progress
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.ray_engine import environment
@@ -130,6 +130,8 @@ def run(
         run_dir = earlier or run_directory.new_run_directory(out, job.name)
         if earlier is None:
             owner = owned.enter_context(lock.held(run_dir))
+        else:
+            run_directory.rewrite_older_parts(earlier)
         described = _describe(plan, run_dir, dataset.describe(), engine, origin)
         manifest = (
             run_directory.Manifest.reopen(run_dir, **described)
@@ -192,7 +194,7 @@ def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: Folder) ->
         raise BadInput("--resume", str(run_dir), why)
     # a key that the run's version knew nothing of had its default
     defaults = _flat(json.loads(json.dumps(validate({"name": job.name}).model_dump())))
-    flat_now, flat_before = _flat(now), defaults | _flat(before)
+    flat_now, flat_before = _flat(now), defaults | _flat(in_todays_words(before))
     differing = [k for k in sorted(flat_now | flat_before) if flat_now.get(k) != flat_before.get(k)]
     differing = [k for k in differing if not k.startswith("cluster.")]
     if differing:

@@ -13,7 +13,7 @@ from qdsim.models.params import Arrays
 
 @dataclass(frozen=True)
 class SyntheticSet:
-    """S_i: learnt images with fixed labels, and what learning them has to remember."""
+    """S_i: learned images with fixed labels, and what learning them has to remember."""
 
     images: Tensor
     """Normalised float images (m, c, h, w)."""

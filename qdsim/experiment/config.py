@@ -11,7 +11,7 @@ import math
 import tomllib
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -30,8 +30,10 @@ from qdsim.experiment.sections import (
     Request,
     Section,
 )
+from qdsim.federation.attacks import ATTACKS
 from qdsim.ranges import Seed
 from qdsim.store.storage import Folder
+from qdsim.store.tables import RENAMED_ATTACKS
 
 FIXED_SECTIONS = ("data", "cluster")
 """No sweep may change these: all cells of a run share one data set and one set of actors."""
@@ -59,8 +61,8 @@ class Job(Section):
     """True: each request starts from the model that the one before it left."""
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
     """Keys with the values to try, for example ``{"synthetic.scale" = [10, 100]}``; all combinations run."""
-    membership: Annotated[tuple[Literal["balanced", "literal"], ...], Field(strict=False)] = ()
-    """Membership inference on each unlearned model: ``balanced`` and label-aware, or the paper's ``literal`` one."""
+    membership: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Membership inference on each unlearned model: ``loss_threshold``, or the paper's ``entropy_svm``, or both."""
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection()
     model: ModelSection = ModelSection()
@@ -93,6 +95,16 @@ class Job(Section):
             if method not in METHODS:
                 raise ValueError(f"{method!r} is not a method; allowed: {', '.join(METHODS)}")
         return methods
+
+    @field_validator("membership")
+    @classmethod
+    def _known_attacks(cls, attacks: tuple[str, ...]) -> tuple[str, ...]:
+        for attack in attacks:
+            if attack in RENAMED_ATTACKS:
+                raise ValueError(f"{attack} is now {RENAMED_ATTACKS[attack]}")
+            if attack not in ATTACKS:
+                raise ValueError(f"{attack!r} is not an attack; allowed: {', '.join(ATTACKS)}")
+        return attacks
 
     @field_validator("methods", "seeds", "requests", "membership")
     @classmethod
@@ -216,11 +228,19 @@ def of_manifest(manifest: dict[str, Any], run_dir: Folder) -> Job:
     if not isinstance(config, dict):
         raise BadInput("RUN", str(run_dir), "its manifest.json holds no configuration")
     try:
-        job = validate(config)
+        job = validate(in_todays_words(config))
         check_sweep(job)
     except BadInput as error:
         raise BadInput("RUN", str(run_dir), f"its manifest.json holds {error}") from None
     return job
+
+
+def in_todays_words(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a run, of whichever version, with the names that attacks have now."""
+    attacks = config.get("membership")
+    if not isinstance(attacks, list | tuple):
+        return config
+    return config | {"membership": [RENAMED_ATTACKS.get(a, a) if isinstance(a, str) else a for a in attacks]}
 
 
 def check_sweep(job: Job) -> None:

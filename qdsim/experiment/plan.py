@@ -71,7 +71,7 @@ class SweepPoint:
     ) -> list[Phase]:
         """Return a method's phases for a request: those with rounds to run and samples to run on.
 
-        In a sequence nothing is relearnt, since the next request builds on what was forgotten.
+        In a sequence nothing is relearned, since the next request builds on what was forgotten.
         """
         found: list[Phase] = METHODS[method].load().phases(self.hyper, self.hyper.methods.get(method), request, history)
         skipped = {"relearn"} if self.job.sequence else set()

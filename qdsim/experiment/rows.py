@@ -7,21 +7,16 @@ from qdsim.experiment.plan import PhaseKey, Task
 from qdsim.experiment.progress import Row
 from qdsim.federation.measures import Counts
 from qdsim.federation.rounds import Round
+from qdsim.store import tables
 
 CONVERGED_WITHIN = 0.01
-SUMMED = ("wall_s", "client_compute_s", "critical_path_s", "evaluation_s", "aggregation_s", "wait_s", "busy_s")
-COUNTED = ("samples", "gradients", "bytes_up", "bytes_down", "participants_expected", "participants_received")
-CLIENT_COLUMNS = (
-    "client_id",
-    "num_samples",
-    "loss",
-    "compute_s",
-    "matching_s",
-    "step_s",
-    "node_id",
-    "gpu_id",
-    "peak_memory_bytes",
-)
+SUMMED = tuple(column.name for column in tables.COLUMNS["stages"] if column.summed)
+"""Clocks and counts that a phase's row has the sums of."""
+SCORES = tuple(column.name for column in tables.SCORES)
+"""Accuracies that a phase's row takes from its last round."""
+GIVEN = {"reused", *(column.name for column in tables.KEYS)}
+CLIENT_COLUMNS = tuple(name for name in tables.names("clients") if name not in GIVEN)
+"""What a client's row takes from its update, whose fields have the same names."""
 Scores = dict[str, float | None]
 
 
@@ -75,22 +70,21 @@ def stage_row(key: PhaseKey, rounds: list[Row], phase: Phase, before: Scores, st
     last = rounds[-1]
     score = "retain_accuracy" if last.get("retain_accuracy") is not None else "test_accuracy"
     converged = next(r["round"] for r in rounds if r[score] >= last[score] - CONVERGED_WITHIN)
-    rule = "rounds"
+    stop_reason = "rounds"
     if phase.ends_by is not None:
         early = phase.ends_by.reached(scores_of(phase, rounds, before))
-        rule = f"converged: {phase.ends_by}" if early else f"rounds, not converged: {phase.ends_by}"
+        stop_reason = f"converged: {phase.ends_by}" if early else f"rounds, not converged: {phase.ends_by}"
     return {
         **key.columns(),
         "round": last["round"],
-        "rule": rule,
+        "stop_reason": stop_reason,
         "rounds_run": len(rounds),
-        "rounds_most": phase.stage.rounds,
+        "max_rounds": phase.stage.rounds,
         "converged_round": converged,
         "forget_accuracy_start": before.get("forget_accuracy"),
         "retain_accuracy_start": before.get("retain_accuracy"),
-        **{name: sum(r[name] for r in rounds) for name in (*SUMMED, *COUNTED)},
-        **{name: last.get(name) for name in ("test_accuracy", "forget_accuracy", "retain_accuracy")},
-        **{name: last.get(name) for name in ("forget_accuracy_train", "retain_accuracy_train")},
+        **{name: sum(r[name] for r in rounds) for name in SUMMED},
+        **{name: last.get(name) for name in SCORES},
         "data_size": last["data_size"],
         "storage_bytes": storage[0],
         "storage_bytes_nominal": storage[1],

@@ -142,7 +142,7 @@ def _newest(run_dir: Folder) -> tuple[int | None, int]:
         return None, 0
     try:
         rows = (
-            run_directory.read_part(max(parts, key=storage.modified_s))
+            run_directory.read_part(max(parts, key=storage.modified_s), "clients")
             .select(["peak_memory_bytes", "node_id"])
             .to_pylist()
         )

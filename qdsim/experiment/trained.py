@@ -113,7 +113,7 @@ class TrainedStore:
             ConvNet(**described["model"]).checked(params, path / "params.npz", FIX)
             history = History.from_arrays(arrays.read(path / "history.npz", FIX))
             stored = storage.inside(path / "tables", "[!.]*.parquet")
-            rows = {file.stem: run_directory.read_part(file).to_pylist() for file in stored}
+            rows = {file.stem: run_directory.read_part(file, file.stem).to_pylist() for file in stored}
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             why = f"the trained state there cannot be read ({str(error).splitlines()[0]}); {FIX}"
             raise BadInput("--out", str(path), why) from None

@@ -5,19 +5,21 @@ and learn on retained training samples (members) against test samples. ``member_
 are taken for members: on F-Set the forget set's own training samples, on R-Set retained ones. The yardstick is the
 retrained model of the same seed, not zero.
 
-``literal`` is the attack that the paper names (Golatkar et al., Mixed-privacy forgetting, CVPR 2021): a support-vector
-machine (RBF, C = 3, gamma = auto) on the entropy alone, trained on retained against test samples in the ratio that
-they have, and asked about the samples that it learnt from. Where there are more members than others, "member" is
-nearly always the best guess, so it says little; entropy also takes an answer that is surely wrong for a member's.
-``balanced``, the default, knows the label and which way membership shows (Yeom et al., CSF 2018): a sample whose loss
-is below a threshold is a member. It takes as many members as others, learns the threshold (Youden's, within the middle
-90 % of losses) on one half and is judged on the other. A classifier that chooses the direction itself chooses by chance
-where there is nothing to find: on MNIST (AUC 0.50 to 0.51 on R-Set) logistic regression on loss, confidence and entropy
-called all of a forgotten class members, of the retrained model too.
+``entropy_svm`` is the attack that the paper names (Golatkar et al., Mixed-privacy forgetting, CVPR 2021): a
+support-vector machine (RBF, C = 3, gamma = auto) on the entropy alone, trained on retained against test samples in the
+ratio that they have, and asked about the samples that it learned from. Where there are more members than others,
+"member" is nearly always the best guess, so it says little; entropy also takes an answer that is surely wrong for a
+member's.
+
+``loss_threshold``, the one to look at, knows the label and which way membership shows (Yeom et al., CSF 2018): a sample
+whose loss is below a threshold is a member. It takes as many members as others, learns the threshold (Youden's, within
+the middle 90 % of losses) on one half and is judged on the other. A classifier that chooses the direction itself
+chooses by chance where there is nothing to find: on MNIST (AUC 0.50 to 0.51 on R-Set) logistic regression on loss,
+confidence and entropy called all of a forgotten class members, of the retrained model too.
 
 ``auc`` and ``tpr_at_1pct_fpr`` compare a subset's members with non-members of its own kind: for a forgotten class the
-test samples of that class, otherwise the test samples that the attack has not learnt from (``literal``: those that it
-has).
+test samples of that class, otherwise the test samples that the attack has not learned from (``entropy_svm``: those that
+it has).
 """
 
 from collections.abc import Sequence
@@ -28,6 +30,7 @@ import numpy as np
 from qdsim import seeds
 from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.federation import evaluation
+from qdsim.federation.attacks import ATTACKS, ENTROPY_SVM, LOSS_THRESHOLD, Attack
 from qdsim.federation.executor import Executor
 from qdsim.federation.measures import FEATURES
 from qdsim.models.params import Params
@@ -35,9 +38,9 @@ from qdsim.models.params import Params
 FEWEST = 4
 """Fewer members or others than this and there is nothing to learn from."""
 MOST_OF_A_KIND = 5_000
-"""Samples of each kind in the balanced attack, half of them to learn from."""
+"""Samples of each kind in the attack by loss, half of them to learn from."""
 MOST_IN_ALL = 10_000
-"""Samples that the literal attack learns from."""
+"""Samples that the attack by entropy learns from."""
 LOW_RATE = 0.01
 TAIL = 0.05
 LOSS, ENTROPY = FEATURES.index("loss"), FEATURES.index("entropy")
@@ -62,7 +65,7 @@ class Seen:
     members: np.ndarray
     """Of D without D_f."""
     others: np.ndarray
-    """Of the test set; for a class request without the forgotten classes, but in the literal attack."""
+    """Of the test set; for a class request without the forgotten classes, but in the attack by entropy."""
     forget: np.ndarray
     """Of D_f."""
     forget_others: np.ndarray
@@ -85,15 +88,15 @@ def attack(
     retained = View("real", without=request.forgotten)
     forgotten = View("real", only=request.forget, without=request.previously_forgotten)
     inside, forget = (_owned(view, labels) for view in (retained, forgotten))
-    # the literal attack knows nothing of what was forgotten: all test samples are "not members" to it
+    # the attack by entropy knows nothing of what was forgotten: all test samples are "not members" to it
     outside = np.arange(len(test_labels))
-    if name != "literal":
+    if name != ENTROPY_SVM.name:
         outside = outside[~np.isin(test_labels, list(request.forgotten.classes))]
     of_class = np.flatnonzero(np.isin(test_labels, list(request.forget.classes)))
     sizes = sample_sizes(name, len(inside), len(outside), len(forget), len(of_class))
     if min(sizes.members, sizes.others) < FEWEST or not sizes.forget:
         return []
-    rng = seeds.numpy_generator(run_seed, f"membership-{name}", request=request.label)
+    rng = seeds.numpy_generator(run_seed, ATTACKS[name].seed_purpose, request=request.label)
 
     def of_clients(candidates: np.ndarray, count: int) -> np.ndarray:
         chosen = candidates[np.sort(rng.choice(len(candidates), count, replace=False))]
@@ -123,7 +126,7 @@ def _owned(view: View, labels: Sequence[np.ndarray]) -> np.ndarray:
 
 def sample_sizes(attack: str, members: int, others: int, forget: int, forget_others: int) -> Sample:
     """Say how many to draw of what there is."""
-    if attack == "literal":
+    if attack == ENTROPY_SVM.name:
         share = min(1.0, MOST_IN_ALL / (members + others))
         members, others = round(share * members), round(share * others)
     else:
@@ -133,10 +136,10 @@ def sample_sizes(attack: str, members: int, others: int, forget: int, forget_oth
 
 def run(attack: str, seen: Seen) -> list[Row]:
     """Attack, and return a row for each subset."""
-    return (_literal if attack == "literal" else _balanced)(seen)
+    return (_entropy_svm if attack == ENTROPY_SVM.name else _loss_threshold)(seen)
 
 
-def _literal(seen: Seen) -> list[Row]:
+def _entropy_svm(seen: Seen) -> list[Row]:
     members, others, forget, forget_others = (
         array[:, [ENTROPY]] for array in (seen.members, seen.others, seen.forget, seen.forget_others)
     )
@@ -148,12 +151,12 @@ def _literal(seen: Seen) -> list[Row]:
 
     def row(subset: str, inside: np.ndarray, outside: np.ndarray) -> Row:
         rate = float(machine.predict(inside).mean())
-        return _row("literal", subset, rate, machine.decision_function(inside), machine.decision_function(outside))
+        return _row(ENTROPY_SVM, subset, rate, machine.decision_function(inside), machine.decision_function(outside))
 
     return [row("forget", forget, own_kind), row("retain", members, others)]
 
 
-def _balanced(seen: Seen) -> list[Row]:
+def _loss_threshold(seen: Seen) -> list[Row]:
     members, others, forget, forget_others = (
         array[:, LOSS] for array in (seen.members, seen.others, seen.forget, seen.forget_others)
     )
@@ -163,7 +166,7 @@ def _balanced(seen: Seen) -> list[Row]:
     own_kind = forget_others if len(forget_others) else held_out
 
     def row(subset: str, inside: np.ndarray, outside: np.ndarray) -> Row:
-        return _row("balanced", subset, float((inside <= threshold).mean()), -inside, -outside)
+        return _row(LOSS_THRESHOLD, subset, float((inside <= threshold).mean()), -inside, -outside)
 
     return [row("forget", forget, own_kind), row("retain", held_in, held_out)]
 
@@ -183,14 +186,14 @@ def _labels(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
     return np.concatenate([np.ones(len(inside), int), np.zeros(len(outside), int)])
 
 
-def _row(attack: str, subset: str, rate: float, inside: np.ndarray, outside: np.ndarray) -> Row:
+def _row(attack: Attack, subset: str, rate: float, inside: np.ndarray, outside: np.ndarray) -> Row:
     """``inside`` and ``outside`` are scores, higher for members."""
     from sklearn.metrics import roc_auc_score, roc_curve
 
     truth, score = _labels(inside, outside), np.concatenate([inside, outside])
     false_rate, true_rate, _ = roc_curve(truth, score)
     return {
-        "attack": attack,
+        "attack": attack.name,
         "subset": subset,
         "member_rate": rate,
         "auc": float(roc_auc_score(truth, score)),

@@ -2,7 +2,8 @@
 
 Rows stream in as small finished files: written under a name that begins with a dot, flushed to disk, then
 renamed. A reader therefore sees whole parts only, at any moment. Parts are only ever added; a round that is done again
-after a crash replaces its own.
+after a crash replaces its own. Parts of an older schema version are read in today's words, and a run that goes on has
+those of its parts that use old ones written anew.
 """
 
 import json
@@ -53,10 +54,26 @@ def runs_in(folder: Folder, begins: str = "") -> list[Folder]:
     return found
 
 
-def read_part(path: Folder) -> pa.Table:
-    """Read one Parquet file with its checksums; raises as pyarrow does where it is damaged or none."""
+def read_part(path: Folder, table: str) -> pa.Table:
+    """Read one part of a table with its checksums, in today's words; raises as pyarrow does where it is damaged."""
     source = path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
-    return pq.ParquetFile(source, memory_map=False, page_checksum_verification=True).read()
+    data = pq.ParquetFile(source, memory_map=False, page_checksum_verification=True).read()
+    return tables.upgrade(table, data)
+
+
+def read_table(run_dir: Folder, table: str) -> pa.Table | None:
+    """Read one table of a run, finished or not; None where the run has no such table. A damaged part is named."""
+    parts = []
+    for path in part_files(run_dir, table):
+        try:
+            parts.append(read_part(path, table))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise BadInput("RUN", str(path), f"cannot be read: {str(error).splitlines()[0]}") from None
+    try:
+        return pa.concat_tables(parts, promote_options="permissive") if parts else None
+    except pa.ArrowException as error:
+        why = f"the parts of tables/{table} do not fit together: {str(error).splitlines()[0]}"
+        raise BadInput("RUN", str(run_dir), why) from None
 
 
 def part_files(run_dir: Folder, table: str) -> list[Folder]:
@@ -73,7 +90,7 @@ def check_parts(run_dir: Folder) -> None:
         there[table] = {path.stem for path in paths}
         for path in paths:
             try:
-                data = read_part(path)
+                data = read_part(path, table)
                 _check_columns(data, table)
                 if table == "stages":
                     ended += [row | {"part": path.stem} for row in data.select(["rounds_run"]).to_pylist()]
@@ -87,9 +104,34 @@ def check_parts(run_dir: Folder) -> None:
                 raise BadInput("file", str(path), f"is gone, and with it rows of a finished round; {START_ANEW}")
 
 
+def rewrite_older_parts(run_dir: Folder) -> None:
+    """Write those parts anew that use words of an older version, before a run goes on: a table has one set of words.
+
+    A part of ``membership`` has the attack in its name, by which the run knows that it is there.
+    """
+    for table in (*tables.RENAMED_COLUMNS, *tables.RENAMED_VALUES):
+        words = {old: new for renamed in tables.RENAMED_VALUES.get(table, {}).values() for old, new in renamed.items()}
+        for path in part_files(run_dir, table):
+            data = read_part(path, table)
+            if not 0 < tables.version(data) < tables.SCHEMA_VERSION:
+                continue
+            begins, dash, last = path.stem.rpartition("-")
+            now = path.parent / f"{begins}{dash}{words.get(last, last)}.parquet"
+            today = tables.schema(table, run_dir.name)
+            schema = pa.schema([today.field(name) for name in data.column_names], metadata=today.metadata)
+            _write_part(data.cast(schema), now)
+            if now.name != path.name:
+                path.unlink()
+
+
+def _write_part(data: pa.Table, path: Folder) -> None:
+    with storage.writing(path) as file:
+        pq.write_table(data, file, compression="zstd", write_page_checksum=True)
+
+
 def _check_columns(data: pa.Table, table: str) -> None:
     """Refuse columns that no version has: checksums cover a part's values, not its schema."""
-    known = {name: kind for name, kind, _ in tables.COLUMNS[table]}
+    known = {column.name: column.type for column in tables.COLUMNS[table]}
     odd = [field.name for field in data.schema if known.get(field.name) != field.type]
     if odd:
         raise ValueError(f"column {odd[0]!r} is none of this table's")
@@ -170,7 +212,7 @@ class TableWriter:
         """Return the rows of a part of this run, as they were appended; one that is damaged or gone is named."""
         path = self._path(table, part)
         try:
-            found = read_part(path).drop_columns("run_id").to_pylist()
+            found = read_part(path, table).drop_columns("run_id").to_pylist()
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise arrays.damaged(path, error, START_ANEW) from None
         rows: list[dict[str, Any]] = found
@@ -197,8 +239,7 @@ class TableWriter:
 
     def _write(self, table: str, part: str, rows: list[dict[str, Any]]) -> None:
         data = pa.Table.from_pylist(rows, schema=self._schemas[table])
-        with storage.writing(self._path(table, part)) as file:
-            pq.write_table(data, file, compression="zstd", write_page_checksum=True)
+        _write_part(data, self._path(table, part))
 
 
 def _now() -> str:

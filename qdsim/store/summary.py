@@ -4,32 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
 from qdsim.errors import BadInput
-from qdsim.store.run_directory import part_files, read_manifest, read_part
+from qdsim.store.run_directory import read_manifest, read_table
 from qdsim.store.storage import Folder
 
 STAGE_NAMES = {
     "train": "trained",
-    "unlearn": "unlearnt",
+    "unlearn": "unlearned",
     "recover": "recovered",
-    "relearn": "relearnt",
+    "relearn": "relearned",
 }
 LOOSE_PROFILES = ("smoke",)
-
-
-def read_table(run_dir: Folder, table: str) -> pd.DataFrame:
-    """Read one table of a run, finished or not."""
-    found = part_files(run_dir, table)
-    if not found:
-        raise BadInput("RUN", str(run_dir), f"no tables/{table} there")
-    try:
-        whole = pa.concat_tables([read_part(path) for path in found], promote_options="permissive")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInput("RUN", str(run_dir), f"tables/{table} cannot be read: {str(error).splitlines()[0]}") from None
-    frame: pd.DataFrame = whole.to_pandas()
-    return frame
 
 
 def stage_table(run_dir: Folder) -> pd.DataFrame:
@@ -77,7 +63,10 @@ def membership_table(run_dir: Folder) -> pd.DataFrame:
 
 def _read_named(run_dir: Folder, table: str) -> pd.DataFrame:
     """Read a table with random targets under one name, ``client:random``: each seed has drawn its own."""
-    found = read_table(run_dir, table)
+    whole = read_table(run_dir, table)
+    if whole is None:
+        raise BadInput("RUN", str(run_dir), f"no tables/{table} there")
+    found: pd.DataFrame = whole.to_pandas()
     names = asked_names(read_manifest(run_dir))
     if names:
         rows = zip(found["cell"], found["seed"], found["request"], strict=True)

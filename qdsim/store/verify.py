@@ -1,17 +1,17 @@
 """``qdsim verify A B``: are two runs the same, value by value?
 
-Ignored are columns that end in ``_s`` and :data:`IGNORED`: clocks and places. Nothing else.
+Ignored are columns that end in ``_s`` and :data:`IGNORED`: clocks and places. Nothing else. Runs of an older schema
+version are compared in today's words.
 """
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from qdsim.errors import BadInput
 from qdsim.store import run_directory
 from qdsim.store.storage import Folder
-from qdsim.store.tables import COLUMNS
+from qdsim.store.tables import COLUMNS, names
 
 IGNORED = ("run_id", "node_id", "gpu_id", "peak_memory_bytes", "reused")
 KEYS = ("cell", "seed", "method", "request", "phase", "round", "client_id", "class", "attack", "subset", "synthetic")
@@ -23,24 +23,16 @@ def difference(first: Folder, second: Folder) -> str | None:
     for run in (first, second):
         run_directory.read_manifest(run)
     for table in COLUMNS:
-        found = _different(table, read_table(first, table), read_table(second, table))
+        found = _different(table, _frame(first, table), _frame(second, table))
         if found is not None:
             return found
     return None
 
 
-def read_table(run: Folder, table: str) -> pd.DataFrame:
-    """Read a table; a damaged part is named."""
-    parts = []
-    for path in run_directory.part_files(run, table):
-        try:
-            parts.append(run_directory.read_part(path))
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise BadInput("RUN", str(path), f"cannot be read: {str(error).splitlines()[0]}") from None
-    names = [name for name, _, _ in COLUMNS[table]]
-    if not parts:
-        return pd.DataFrame(columns=names)
-    frame: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
+def _frame(run: Folder, table: str) -> pd.DataFrame:
+    """Return a table; one that is not there has no rows."""
+    found = run_directory.read_table(run, table)
+    frame: pd.DataFrame = pd.DataFrame(columns=names(table)) if found is None else found.to_pandas()
     return frame
 
 
@@ -70,7 +62,10 @@ def _different(table: str, a: pd.DataFrame, b: pd.DataFrame) -> str | None:
         if unequal.any():
             at = int(unequal.to_numpy().argmax())
             place = _name(a.iloc[at], keys)
-            return f"table {table}, {place}: {column} is {a[column][at]!r} against {b[column][at]!r}"
+            values = [
+                value.item() if isinstance(value, np.generic) else value for value in (a[column][at], b[column][at])
+            ]
+            return f"table {table}, {place}: {column} is {values[0]!r} against {values[1]!r}"
     return None
 
 

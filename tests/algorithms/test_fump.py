@@ -134,7 +134,7 @@ def test_masks_hold_even_against_a_step_that_would_regrow_them():
     assert (held["conv0.weight"][1] == params["conv0.weight"][1] + 1).all()
 
 
-def test_nothing_is_relearnt_and_no_client_is_forgotten():
+def test_nothing_is_relearned_and_no_client_is_forgotten():
     """Two phases, with the reasons for what is missing."""
     assert [(p.name, p.stage.rounds) for p in (PRUNE, RECOVER)] == [("unlearn", 1), ("recover", 4)]
     assert set(METHODS["fump"].reasons) == {"client", "relearn"}

@@ -25,7 +25,7 @@ CLASS_METHODS = ["quickdrop", "retrain", "sga", "federaser", "fump"]
 @pytest.fixture(scope="module")
 def by_class(tmp_path_factory):
     """All class-level methods on one class, with both attacks."""
-    return run(tmp_path_factory.mktemp("runs"), methods=CLASS_METHODS, membership=["balanced", "literal"])
+    return run(tmp_path_factory.mktemp("runs"), methods=CLASS_METHODS, membership=["loss_threshold", "entropy_svm"])
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def by_client(tmp_path_factory):
     """All client-level methods on one client."""
     methods = ["quickdrop", "retrain", "sga", "federaser", "s2u"]
     out = tmp_path_factory.mktemp("runs")
-    return run(out, methods=methods, requests=[{"kind": "client", "target": 2}], membership=["balanced"])
+    return run(out, methods=methods, requests=[{"kind": "client", "target": 2}], membership=["loss_threshold"])
 
 
 def read_params(path):
@@ -127,7 +127,7 @@ def test_membership_stands_beside_the_oracle(by_class, by_client):
 def test_an_attack_without_the_oracle_is_refused():
     """Its figures would mean nothing."""
     with pytest.raises(BadInput, match=r"membership = .*add retrain to methods"):
-        config.validate({"name": "t", "methods": ["quickdrop"], "membership": ["balanced"]})
+        config.validate({"name": "t", "methods": ["quickdrop"], "membership": ["loss_threshold"]})
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_random_targets_are_one_row_over_seeds(tmp_path):
         seeds=[0, 1],
         methods=["quickdrop", "retrain"],
         requests=[{"kind": "client", "target": "random"}],
-        membership=["balanced"],
+        membership=["loss_threshold"],
         train={"rounds": 1},
     )
     drawn = set(table(found, "stages")["request"]) - {""}
@@ -284,7 +284,7 @@ def test_an_unfinished_run_shows_what_it_has(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, methods=["quickdrop", "retrain"], membership=["balanced"], train={"rounds": 1}, emit=stop)
+        run(tmp_path, methods=["quickdrop", "retrain"], membership=["loss_threshold"], train={"rounds": 1}, emit=stop)
     (found,) = tmp_path.glob("tiny-*")
     shown = summary.membership_table(found)
     assert list(shown["method"]) == ["quickdrop"]
@@ -302,7 +302,7 @@ def test_the_last_class_of_a_sequence_leaves_retraining_nothing(tmp_path):
         requests=ten,
         sequence=True,
         train={"rounds": 1},
-        membership=["balanced"],
+        membership=["loss_threshold"],
         emit=events.append,
     )
     stages = table(found, "stages").query("request == '10:class:6'")

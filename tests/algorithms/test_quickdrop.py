@@ -128,7 +128,7 @@ def test_phases_of_a_class_request():
     assert labels_of(relearn.view, clients) == {0, 1, 2}
     for client in clients.values():
         samples = client.samples(relearn.view)
-        assert len(samples.real) == 0, "what was forgotten is relearnt from synthetic samples alone"
+        assert len(samples.real) == 0, "what was forgotten is relearned from synthetic samples alone"
         assert len(samples.synthetic) == len(client.synthetic.labels)
     assert unlearn.client_step.keywords["ascend"]
     assert unlearn.client_step.keywords["max_loss"] == 5.0

@@ -56,15 +56,15 @@ def test_stages_by_convergence(tmp_path):
     stages = table(found, "stages").set_index(["method", "phase"])
     rounds = table(found, "rounds").groupby(["method", "phase"])["round"].max()
     assert (stages["rounds_run"] == rounds.reindex(stages.index)).all()
-    assert (stages["rounds_run"] <= stages["rounds_most"]).all()
-    assert stages.loc[("shared", "train"), "rule"] == "rounds"
+    assert (stages["rounds_run"] <= stages["max_rounds"]).all()
+    assert stages.loc[("shared", "train"), "stop_reason"] == "rounds"
     unlearn = stages.loc[("quickdrop", "unlearn")]
-    assert unlearn["rule"] == "converged: forget_accuracy <= 0.01"
-    assert (unlearn["rounds_run"], unlearn["rounds_most"]) == (1, 3)
+    assert unlearn["stop_reason"] == "converged: forget_accuracy <= 0.01"
+    assert (unlearn["rounds_run"], unlearn["max_rounds"]) == (1, 3)
     recover = stages.loc[("quickdrop", "recover")]
-    assert recover["rule"].endswith("retain_accuracy gains < 0.005 in 2 rounds")
-    assert recover["rule"].startswith("converged") == (recover["rounds_run"] < 9)
-    assert stages.loc[("sga", "recover"), "rule"].endswith("in 2 rounds")
+    assert recover["stop_reason"].endswith("retain_accuracy gains < 0.005 in 2 rounds")
+    assert recover["stop_reason"].startswith("converged") == (recover["rounds_run"] < 9)
+    assert stages.loc[("sga", "recover"), "stop_reason"].endswith("in 2 rounds")
     # accuracies on the clients' own data stand at the end of a phase, early or not
     ends = table(found, "rounds").dropna(subset=["forget_accuracy_train"]).set_index(["method", "phase"])["round"]
     served = stages.drop(index=("shared", "train"))
@@ -81,7 +81,7 @@ def test_recovery_that_ends_by_the_clients_losses(tmp_path):
     stage = table(found, "stages").set_index(["method", "phase"]).loc[("quickdrop", "recover")]
     rounds = table(found, "rounds")
     losses = rounds[rounds["phase"] == "recover"].sort_values("round")["start_loss"].tolist()
-    assert stage["rule"] == "converged: start_loss falls by < 5%"
+    assert stage["stop_reason"] == "converged: start_loss falls by < 5%"
     assert stage["rounds_run"] == len(losses) < 30
     falls = [1 - later / earlier for earlier, later in pairwise(losses)]
     assert falls[-1] < 0.05

@@ -24,7 +24,7 @@ def all_jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     client = ["quickdrop", "retrain", "s2u"]
     run(out, name="table4_client_noniid", methods=client, requests=CLIENT, relearn=NO_RELEARN)
     run(out, name="fig2_class_accuracy", requests=CLASS, relearn=NO_RELEARN)
-    two, both = ["quickdrop", "retrain"], ["balanced", "literal"]
+    two, both = ["quickdrop", "retrain"], ["loss_threshold", "entropy_svm"]
     run(out, name="fig3_membership", methods=two, requests=CLASS, membership=both, relearn=NO_RELEARN)
     order = [{"kind": "class", "target": c} for c in (5, 8)]
     run(out, name="fig4_sequential", requests=order, sequence=True, relearn=NO_RELEARN)

@@ -126,7 +126,7 @@ def _phase(
     stage = {
         **named,
         "round": len(rounds),
-        "rule": "rounds",
+        "stop_reason": "rounds",
         "rounds_run": len(rounds),
         "converged_round": close,
         "forget_accuracy_start": 0.5,

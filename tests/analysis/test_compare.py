@@ -84,7 +84,7 @@ def test_runs_that_are_not_whole_are_left_out_and_named(tmp_path, changes):
 
 
 def test_a_request_that_is_being_served_has_no_cost_yet(tmp_path):
-    """QuickDrop has unlearnt and not recovered: 1 s would be 100 times; retraining has no recovery to come."""
+    """QuickDrop has unlearned and not recovered: 1 s would be 100 times; retraining has no recovery to come."""
     made_run(tmp_path, {"retrain": RETRAIN, "quickdrop": {"unlearn": QUICKDROP["unlearn"]}}, state="running")
     table = compare.outcomes(load(tmp_path))
     assert outcome(table, "quickdrop").isna()[["total.client_compute_s", "speedup.client_compute_s"]].all()

@@ -160,7 +160,7 @@ def test_where_the_time_went_adds_up_to_the_round(tmp_path):
 
     results = load(made_run(tmp_path, {"quickdrop": QUICKDROP}))
     parts = round_time.split(results.rounds, results.clients).loc[("shared", "train")]
-    expected = {"compute": 3.0, "matching": 4.5, "moving": 2.5, "aggregation": 0, "evaluation": 1}
+    expected = {"compute": 3.0, "matching": 4.5, "transfer": 2.5, "aggregation": 0, "evaluation": 1}
     assert parts.to_dict() == pytest.approx(expected)
 
 

@@ -104,11 +104,11 @@ def test_show_prints_both_methods_of_two_seeds(tmp_path):
     stages = [(line[0], line[1]) for line in lines if len(line) > 6 and "%" in line[2]]
     assert stages == [
         ("before", "trained"),
-        ("QuickDrop", "unlearnt"),
+        ("QuickDrop", "unlearned"),
         ("QuickDrop", "recovered"),
-        ("QuickDrop", "relearnt"),
-        ("Retrain-Or", "unlearnt"),
-        ("Retrain-Or", "relearnt"),
+        ("QuickDrop", "relearned"),
+        ("Retrain-Or", "unlearned"),
+        ("Retrain-Or", "relearned"),
     ]
     assert re.search(r"recovered .*%.* ± .*x$", done.stdout.replace(" \n", "\n"), re.MULTILINE)
 

@@ -103,7 +103,7 @@ def test_what_makes_each_figure():
     assert load("client_alpha").sweep == {"partition.alpha": [0.1, 1.0, 10.0]}
     assert load("client_alpha", "laptop").sweep == {"partition.alpha": [0.1, 10.0]}
     assert load("ablation_matching").sweep == {"synthetic.matching": [True, False]}
-    assert load("fig3_membership").membership == ("balanced", "literal")
+    assert load("fig3_membership").membership == ("loss_threshold", "entropy_svm")
     svhn = load("table3_svhn_100")
     assert (svhn.train.participation, svhn.recover.participation, svhn.unlearn.participation) == (0.1, 0.1, 1.0)
     for name in ("table5_cifar10_20", "table5_mnist_20"):

@@ -74,7 +74,7 @@ def test_independent_requests_know_nothing_of_each_other():
 
 
 def test_a_sequence_accumulates():
-    """Positions in the labels; the third request keeps the first two out; nothing is relearnt."""
+    """Positions in the labels; the third request keeps the first two out; nothing is relearned."""
     plan = plan_of(requests=requests(9, 3, 1), sequence=True)
     resolved = plan.federations[0].requests
     assert [b.label for b in resolved] == ["1:class:9", "2:class:3", "3:class:1"]

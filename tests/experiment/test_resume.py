@@ -22,7 +22,7 @@ SETTINGS = {
     "synthetic": {"finetune": 2, "gallery": 1},
     "train": {"participation": 0.5},
     "partition": {"clients": 4},
-    "membership": ["balanced"],
+    "membership": ["loss_threshold"],
 }
 """Every kind of phase: 3 rounds of training, 2 of fine-tuning, then each method's."""
 

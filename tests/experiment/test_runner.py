@@ -117,7 +117,7 @@ def test_partitions_hold_the_split(finished):
 def test_stages_say_what_ended_them_and_what_they_store(finished):
     """A fixed number of rounds; QuickDrop stores its images, retraining nothing."""
     stages = table(finished, "stages").set_index(["method", "phase"])
-    assert (stages["rule"] == "rounds").all()
+    assert (stages["stop_reason"] == "rounds").all()
     assert (stages["converged_round"] <= stages["rounds_run"]).all()
     synthetic = table(finished, "partitions")["num_synthetic"].sum()
     unlearn = stages.loc[("quickdrop", "unlearn")]

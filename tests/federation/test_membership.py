@@ -1,4 +1,4 @@
-"""Membership inference: at chance on a model that knows nothing, sure on one that has learnt by heart."""
+"""Membership inference: at chance on a model that knows nothing, sure on one that has learned by heart."""
 
 import math
 from dataclasses import replace
@@ -13,6 +13,7 @@ from qdsim.data.datasets import Dataset, Normalization
 from qdsim.experiment import plan
 from qdsim.experiment.config import validate
 from qdsim.federation import membership
+from qdsim.federation.attacks import ATTACKS
 from qdsim.federation.client_host import ClientHost, Images, Shard
 from qdsim.federation.executor import InlineExecutor
 from qdsim.federation.measures import features
@@ -60,7 +61,7 @@ def attacked(name, task, test_labels, theta, executor):
     return membership.attack(name, task.request, at.seed, at.labels, test_labels, theta, executor)
 
 
-@pytest.mark.parametrize("name", ["balanced", "literal"])
+@pytest.mark.parametrize("name", ["loss_threshold", "entropy_svm"])
 def test_an_untrained_model_tells_nothing(name):
     """AUC within 0.5 ± 0.03 on R-Set and on F-Set (a tenth of 20,000 samples is of the class)."""
     task, executor, compute, _, test = federation(20_000)
@@ -71,9 +72,9 @@ def test_an_untrained_model_tells_nothing(name):
     assert found["retain"]["tpr_at_1pct_fpr"] < 0.04
 
 
-@pytest.mark.parametrize("name", ["balanced", "literal"])
-def test_a_model_that_has_learnt_by_heart_gives_its_samples_away(name):
-    """300 samples of noise with random labels, learnt to the end: AUC above 0.8 on R-Set and on F-Set."""
+@pytest.mark.parametrize("name", ["loss_threshold", "entropy_svm"])
+def test_a_model_that_has_learned_by_heart_gives_its_samples_away(name):
+    """300 samples of noise with random labels, learned to the end: AUC above 0.8 on R-Set and on F-Set."""
     task, executor, compute, train, test = federation(300)
     theta = learn_by_heart(compute, *train)
     found = {row["subset"]: row for row in attacked(name, task, test[1], theta, executor)}
@@ -90,11 +91,35 @@ def test_features_by_hand():
 
 
 def test_how_many_samples_are_drawn():
-    """Balanced: as many of either kind, an even number, 5,000 at most; literal: 10,000 in all with the ratio kept."""
-    assert sample_sizes("balanced", 45_000, 9_000, 5_000, 1_000) == membership.Sample(5000, 5000, 5000, 1000)
-    assert sample_sizes("balanced", 301, 77, 20, 0) == membership.Sample(76, 76, 20, 0)
-    assert sample_sizes("literal", 45_000, 10_000, 5_000, 1_000) == membership.Sample(8182, 1818, 5000, 1000)
-    assert sample_sizes("literal", 300, 100, 20, 0) == membership.Sample(300, 100, 20, 0)
+    """By loss: as many of either kind, an even number, 5,000 at most; by entropy: 10,000 in all with the ratio kept."""
+    assert sample_sizes("loss_threshold", 45_000, 9_000, 5_000, 1_000) == membership.Sample(5000, 5000, 5000, 1000)
+    assert sample_sizes("loss_threshold", 301, 77, 20, 0) == membership.Sample(76, 76, 20, 0)
+    assert sample_sizes("entropy_svm", 45_000, 10_000, 5_000, 1_000) == membership.Sample(8182, 1818, 5000, 1000)
+    assert sample_sizes("entropy_svm", 300, 100, 20, 0) == membership.Sample(300, 100, 20, 0)
+
+
+def test_the_seeds_of_the_draws_never_change():
+    """They have the words of schema version 3: another purpose, other samples, and every number moves."""
+    purposes = {name: attack.seed_purpose for name, attack in ATTACKS.items()}
+    assert purposes == {"loss_threshold": "membership-balanced", "entropy_svm": "membership-literal"}
+
+
+def test_the_samples_are_drawn_with_that_seed(monkeypatch):
+    """What the attack asks the generators for, of each attack once."""
+    task, executor, compute, _, test = federation(200)
+    theta = compute.model.init(torch.Generator().manual_seed(0))
+    asked = []
+    real = membership.seeds.numpy_generator
+
+    def listening(run_seed, purpose, **named):
+        asked.append(purpose)
+        return real(run_seed, purpose, **named)
+
+    monkeypatch.setattr(membership.seeds, "numpy_generator", listening)
+    for name in ATTACKS:
+        rows = attacked(name, task, test[1], theta, executor)
+        assert [row["attack"] for row in rows] == [name, name]
+    assert asked == ["membership-balanced", "membership-literal"]
 
 
 def of_losses(*losses):
@@ -107,7 +132,7 @@ def test_rates_by_hand():
     """Members have loss 0.1, others 2; F-Set looks like the others but for one sample of ten: a rate of 0.1."""
     inside, outside = of_losses(*[0.1] * 40), of_losses(*[2.0] * 40)
     seen = Seen(inside, outside, of_losses(0.1, *[2.0] * 9), of_losses(*[2.0] * 10))
-    for name in ("balanced", "literal"):
+    for name in ("loss_threshold", "entropy_svm"):
         forget, retain = membership.run(name, seen)
         assert (forget["subset"], retain["subset"]) == ("forget", "retain")
         assert forget["member_rate"] == pytest.approx(0.1)
@@ -127,7 +152,7 @@ def test_where_there_is_nothing_to_find_a_lost_sample_is_still_no_member():
     rng = np.random.default_rng(0)
     inside, outside = of_losses(*rng.uniform(1, 2, 400)), of_losses(*rng.uniform(0, 1, 400))
     seen = Seen(inside, outside, of_losses(*[9.0] * 10), of_losses(*[9.0] * 10))
-    forget, retain = membership.run("balanced", seen)
+    forget, retain = membership.run("loss_threshold", seen)
     assert forget["member_rate"] == 0
     assert retain["auc"] == 0
 
@@ -135,16 +160,16 @@ def test_where_there_is_nothing_to_find_a_lost_sample_is_still_no_member():
 def test_at_client_level_the_other_test_samples_stand_for_non_members():
     """No test sample belongs to a client."""
     seen = Seen(of_losses(*[0.1] * 40), of_losses(*[2.0] * 40), of_losses(*[2.0] * 10), np.empty((0, 2)))
-    assert membership.run("balanced", seen)[0]["auc"] == 0.5
+    assert membership.run("loss_threshold", seen)[0]["auc"] == 0.5
 
 
-def test_the_label_matters_to_the_balanced_attack_alone():
+def test_the_label_matters_to_the_attack_by_loss_alone():
     """Sure and wrong: entropy takes it for a member, the loss does not."""
     inside, outside = of_losses(*[0.1] * 40), of_losses(*[2.0] * 40)
     wrong = np.tile([6.0, 0.1], (10, 1))
     seen = Seen(inside, outside, wrong, of_losses(*[2.0] * 10))
-    assert membership.run("balanced", seen)[0]["member_rate"] == 0.0
-    assert membership.run("literal", seen)[0]["member_rate"] == 1.0
+    assert membership.run("loss_threshold", seen)[0]["member_rate"] == 0.0
+    assert membership.run("entropy_svm", seen)[0]["member_rate"] == 1.0
 
 
 def test_every_method_faces_the_same_samples():
@@ -152,4 +177,6 @@ def test_every_method_faces_the_same_samples():
     task, executor, compute, _, test = federation(200)
     theta = compute.model.init(torch.Generator().manual_seed(0))
     other = replace(task, method="retrain")
-    assert attacked("balanced", task, test[1], theta, executor) == attacked("balanced", other, test[1], theta, executor)
+    assert attacked("loss_threshold", task, test[1], theta, executor) == attacked(
+        "loss_threshold", other, test[1], theta, executor
+    )

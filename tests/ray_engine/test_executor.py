@@ -64,7 +64,11 @@ def test_client_requests_and_partial_participation_are_the_same_on_ray(cluster_a
 def test_all_class_methods_attacks_and_sweeps_are_the_same_on_ray(cluster_address, tmp_path):
     """Five methods, both attacks, 4 and 6 clients on two actors: equal hashes, counts and rates."""
     methods = ["quickdrop", "retrain", "sga", "federaser", "fump"]
-    settings = {"methods": methods, "membership": ["balanced", "literal"], "sweep": {"partition.clients": [4, 6]}}
+    settings = {
+        "methods": methods,
+        "membership": ["loss_threshold", "entropy_svm"],
+        "sweep": {"partition.clients": [4, 6]},
+    }
     on_ray = {"engine": "ray", "address": cluster_address, "cluster": {"clients_per_actor": 3}}
     here, there = run(tmp_path / "inline", **settings), run(tmp_path / "ray", **on_ray, **settings)
     keys = ["cell", *KEYS]

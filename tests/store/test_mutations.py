@@ -124,7 +124,7 @@ SETTINGS = {
     "recover": {"rounds": 1, "steps": 1},
     "relearn": {"rounds": 0},
     "model": {"width": 2},
-    "membership": ["balanced"],
+    "membership": ["loss_threshold"],
 }
 
 
@@ -239,13 +239,13 @@ COMMANDS = {
 
 ONE_AFTER_THE_OTHER = """
 import contextlib, io, json, sys
-from qdsim import cli
+from qdsim.cli import commands
 ended = []
 for line in json.loads(sys.argv[1]):
     sys.argv = line
     with contextlib.redirect_stderr(io.StringIO()) as errors:
         try:
-            cli.main()
+            commands.main()
             code = 0
         except SystemExit as end:
             code = end.code
