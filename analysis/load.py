@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from qdsim.errors import BadInput
 from qdsim.store.run_directory import part_files, read_manifest, read_part, runs_in
-from qdsim.store.storage import Folder, folder
+from qdsim.store.storage import StoragePath, folder
 from qdsim.store.summary import asked_names
 from qdsim.store.tables import COLUMNS, SCHEMA_VERSION, names
 
@@ -77,15 +77,15 @@ class Results:
         return Results(self.runs[self.runs["run_id"].isin(chosen)], tables, manifests)
 
 
-def load(runs: str | Folder | Iterable[str | Folder]) -> Results:
+def load(runs: str | StoragePath | Iterable[str | StoragePath]) -> Results:
     """Read runs: paths or URIs. A folder that is no run itself stands for all runs in it."""
-    given = [runs] if isinstance(runs, str | Folder) else list(runs)
+    given = [runs] if isinstance(runs, str | StoragePath) else list(runs)
     problems: list[str] = []
     manifests: dict[str, dict[str, Any]] = {}
     known: dict[str, _Known] = {}
     rows: list[dict[str, Any]] = []
     parts: dict[str, list[pa.Table]] = {table: [] for table in COLUMNS}
-    for path in _run_directories([p if isinstance(p, Folder) else folder(p) for p in given], problems):
+    for path in _run_directories([p if isinstance(p, StoragePath) else folder(p) for p in given], problems):
         try:
             manifest = read_manifest(path)
             run_id = str(manifest.get("run_id") or path.resolve().name)
@@ -114,8 +114,8 @@ def load(runs: str | Folder | Iterable[str | Folder]) -> Results:
     return Results(pd.DataFrame(rows, columns=RUN_COLUMNS), tables, manifests, problems)
 
 
-def _run_directories(given: Sequence[Folder], problems: list[str]) -> list[Folder]:
-    found: list[Folder] = []
+def _run_directories(given: Sequence[StoragePath], problems: list[str]) -> list[StoragePath]:
+    found: list[StoragePath] = []
     for path in given:
         if (path / "manifest.json").exists():
             found.append(path)
@@ -132,7 +132,7 @@ def _run_directories(given: Sequence[Folder], problems: list[str]) -> list[Folde
     return found
 
 
-def read_tables(path: Folder) -> tuple[dict[str, pa.Table], list[str], list[str]]:
+def read_tables(path: StoragePath) -> tuple[dict[str, pa.Table], list[str], list[str]]:
     """Read all tables of a run as they are now; say what could not be read, and which columns an older run lacks."""
     found: dict[str, pa.Table] = {}
     faults: list[str] = []
@@ -161,7 +161,7 @@ def read_tables(path: Folder) -> tuple[dict[str, pa.Table], list[str], list[str]
     return found, faults, older if lacking else []
 
 
-def _read_part(path: Folder, table: str) -> tuple[pa.Table, list[str], str] | str:
+def _read_part(path: StoragePath, table: str) -> tuple[pa.Table, list[str], str] | str:
     """Read a part with the table's columns, those it lacks as nulls; or say in a few words why not."""
     try:
         data = read_part(path, table)
@@ -212,7 +212,7 @@ def _incomplete(manifest: dict[str, Any], found: dict[str, pa.Table]) -> list[st
     return faults
 
 
-def _run_row(run_id: str, path: Folder, manifest: dict[str, Any]) -> dict[str, Any]:
+def _run_row(run_id: str, path: StoragePath, manifest: dict[str, Any]) -> dict[str, Any]:
     config = manifest.get("config") or {}
     partition, swept = config.get("partition") or {}, config.get("sweep") or {}
     split = "IID" if partition.get("kind") == "iid" else f"α = {partition.get('alpha')}"

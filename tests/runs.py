@@ -10,9 +10,9 @@ from qdsim.cli import launch
 from qdsim.experiment import config
 from qdsim.experiment.progress import Event
 from qdsim.federation.chaos import Fault
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
-Place = TypeVar("Place", bound=Folder)
+Place = TypeVar("Place", bound=StoragePath)
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -36,7 +36,7 @@ def run(
     engine: str = "inline",
     address: str | None = None,
     emit: Callable[[Event], None] = ignore,
-    resume: bool | Folder = False,
+    resume: bool | StoragePath = False,
     chaos: Sequence[str] = (),
     **changes: Any,
 ) -> Place:

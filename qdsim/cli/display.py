@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qdsim.experiment.progress import Event, Notice, Pace, Progress
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 if TYPE_CHECKING:  # none is needed to begin with; qdsim's bring torch
     import pandas as pd
@@ -56,7 +56,7 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def begin(self, plan: Plan, run_dir: Folder) -> None:
+    def begin(self, plan: Plan, run_dir: StoragePath) -> None:
         """Say what is about to run, and where its results go."""
         job = plan.job
         samples = int(plan.points[0].federations[0].partition.counts.sum())
@@ -169,7 +169,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def print_result(console: Console, run_dir: Folder) -> None:
+def print_result(console: Console, run_dir: StoragePath) -> None:
     """Print the result table of a run with what must be said under it."""
     from qdsim.store import summary  # pandas is not needed before the end
 

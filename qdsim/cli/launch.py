@@ -29,7 +29,7 @@ from qdsim.experiment.progress import Event, Notice, Progress
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.ray_engine import environment
 from qdsim.store import arrays, lock, run_directory, storage
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 if TYPE_CHECKING:
     from qdsim.data.datasets import Dataset
@@ -79,16 +79,16 @@ def interruptible(*, at_once: bool) -> Iterator[Stop]:
 
 def run(
     job: Job,
-    out: Folder,
+    out: StoragePath,
     *,
     engine: str,
     address: str | None,
     origin: dict[str, Any],
-    begin: Callable[[Plan, Folder], None],
+    begin: Callable[[Plan, StoragePath], None],
     emit: Callable[[Event], None],
-    resume: bool | Folder = False,
+    resume: bool | StoragePath = False,
     faults: Sequence[Fault] = (),
-) -> Folder:
+) -> StoragePath:
     """Check the job against its data, make the run directory, run, and return the directory.
 
     ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts. ``resume``
@@ -163,7 +163,7 @@ def run(
 
 
 @contextmanager
-def _recorded(manifest: run_directory.Manifest, run_dir: Folder) -> Iterator[None]:
+def _recorded(manifest: run_directory.Manifest, run_dir: StoragePath) -> Iterator[None]:
     """Have the end of a run in its manifest, and in ``failure.json`` which client failed where, if one did."""
     failure = run_dir / "failure.json"
     try:
@@ -185,7 +185,7 @@ def _recorded(manifest: run_directory.Manifest, run_dir: Folder) -> Iterator[Non
         raise
 
 
-def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: Folder) -> None:
+def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: StoragePath) -> None:
     """Refuse to go on with a run of other settings; where the clients sit may change."""
     now = json.loads(json.dumps(job.model_dump()))
     before = manifest.get("config") or {}
@@ -315,7 +315,7 @@ def _striking(emit: Callable[[Event], None], chaos: Chaos) -> Callable[[Event], 
     return heard
 
 
-def _save_partitions(plan: Plan, run_dir: Folder) -> None:
+def _save_partitions(plan: Plan, run_dir: StoragePath) -> None:
     (run_dir / "partitions").mkdir(exist_ok=True)
     for point, federation in plan.federations():
         name = run_directory.file_name(f"{point.label}-" if point.label else "") + f"seed-{federation.seed}.npz"
@@ -323,7 +323,7 @@ def _save_partitions(plan: Plan, run_dir: Folder) -> None:
 
 
 def _describe(
-    plan: Plan, run_dir: Folder, dataset: dict[str, Any], engine: str, origin: dict[str, Any]
+    plan: Plan, run_dir: StoragePath, dataset: dict[str, Any], engine: str, origin: dict[str, Any]
 ) -> dict[str, Any]:
     import torch
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from qdsim.cli.display import duration, percent_scores, who
 from qdsim.experiment import status
 from qdsim.experiment.status import Status
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 STALE_S = 300.0
 LOOK_EVERY_S = 2.0
@@ -24,12 +24,12 @@ SAID = {
 }
 
 
-def print_status(console: Console, run_dir: Folder) -> None:
+def print_status(console: Console, run_dir: StoragePath) -> None:
     """Print where a run is, once."""
     console.print(_screen(status.read(run_dir)), soft_wrap=True)
 
 
-def top(console: Console, run_dir: Folder, sleep: Callable[[float], None] = time.sleep) -> None:
+def top(console: Console, run_dir: StoragePath, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show where a run is until it is over."""
     found = status.read(run_dir)
     with Live(_screen(found), console=console, auto_refresh=False) as live:

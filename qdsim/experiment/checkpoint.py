@@ -22,7 +22,7 @@ from qdsim.models import params as P
 from qdsim.models.convnet import ConvNet
 from qdsim.models.params import Arrays, Params
 from qdsim.store import arrays, run_directory, storage
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 FIX = "delete it, and the run resumes after the last request that was served"
 FOLDER = "checkpoint"
@@ -55,11 +55,11 @@ class Commit:
 class Checkpoint:
     """The commit of one run directory."""
 
-    def __init__(self, run_dir: Folder):
+    def __init__(self, run_dir: StoragePath):
         self._folder = run_dir / FOLDER
         self._first: str | None = None
 
-    def states_folder(self, training: str) -> Folder:
+    def states_folder(self, training: str) -> StoragePath:
         """Return where the clients of a training write their states."""
         return self._folder / "clients" / run_directory.file_name(training)
 

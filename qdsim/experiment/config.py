@@ -32,7 +32,7 @@ from qdsim.experiment.sections import (
 )
 from qdsim.federation.attacks import ATTACKS
 from qdsim.ranges import Seed
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 from qdsim.store.tables import RENAMED_ATTACKS
 
 FIXED_SECTIONS = ("data", "cluster")
@@ -222,7 +222,7 @@ def load(path: Path, *, profile: str | None = None, overrides: list[str] | None 
     return job
 
 
-def of_manifest(manifest: dict[str, Any], run_dir: Folder) -> Job:
+def of_manifest(manifest: dict[str, Any], run_dir: StoragePath) -> Job:
     """Return the job that a run was started with."""
     config = manifest.get("config")
     if not isinstance(config, dict):

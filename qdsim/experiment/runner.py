@@ -25,7 +25,7 @@ from qdsim.models import params as P
 from qdsim.models.params import Params
 from qdsim.store import arrays, lock, run_directory
 from qdsim.store.run_directory import START_ANEW, TableWriter
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 SERVE_AGAIN = "delete it, and the request is served again"
 NOT_SHARED = "--out is not shared by all nodes: "
@@ -34,7 +34,9 @@ NOT_SHARED = "--out is not shared by all nodes: "
 class Experiment:
     """One plan, one executor, one run directory."""
 
-    def __init__(self, plan: Plan, executor: Executor, run_dir: Folder, emit: Callable[[Event], None], owner: str = ""):
+    def __init__(
+        self, plan: Plan, executor: Executor, run_dir: StoragePath, emit: Callable[[Event], None], owner: str = ""
+    ):
         self._plan, self._executor, self._emit = plan, executor, emit
         self._writer = TableWriter(run_dir)
         self._checkpoint = Checkpoint(run_dir)
@@ -141,7 +143,7 @@ class Experiment:
                 self._executor.broadcast("load_states", states.files(clients), START_ANEW)
         return actions
 
-    def _states_folder(self, training: Task) -> Folder | None:
+    def _states_folder(self, training: Task) -> StoragePath | None:
         """Return the folder where the clients of a training write their states, if all nodes can access it."""
         folder = self._checkpoint.states_folder(training.key().part)
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,7 +154,7 @@ class Experiment:
         return None
 
     @staticmethod
-    def _states_readable(commit: Commit, folder: Folder | None) -> bool:
+    def _states_readable(commit: Commit, folder: StoragePath | None) -> bool:
         """Tell whether the states that a commit names are there: a training may be stored as a whole, and deleted."""
         if folder is None or commit.states is None:
             return False
@@ -301,7 +303,7 @@ class Experiment:
         stored = P.from_numpy(arrays.read(path, SERVE_AGAIN))
         return task.point.model.checked(stored, path, SERVE_AGAIN)
 
-    def _model_path(self, task: Task) -> Folder:
+    def _model_path(self, task: Task) -> StoragePath:
         return self._models / f"{run_directory.file_name(task.key().part)}.npz"
 
     # -- both ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pyarrow as pa
 from qdsim.errors import StorageFailed
 from qdsim.experiment.progress import Event, Notice, Pace
 from qdsim.store import lock, run_directory, storage
-from qdsim.store.storage import Folder, Remote
+from qdsim.store.storage import Remote, StoragePath
 
 FILE = "progress.json"
 EVERY_S = 1.0
@@ -32,7 +32,7 @@ PLACE = ("cell", "seed", "method", "request", "phase", "round_number", "rounds",
 class Recorder:
     """Writes what a run says of itself, now and then."""
 
-    def __init__(self, run_dir: Folder, tasks: int):
+    def __init__(self, run_dir: StoragePath, tasks: int):
         self._path = run_dir / FILE
         self._every_s = EVERY_REMOTE_S if isinstance(run_dir, Remote) else EVERY_S
         self._written_s = 0.0
@@ -90,7 +90,7 @@ class Status:
     """On which the clients of that round sat."""
 
 
-def read(run_dir: Folder) -> Status:
+def read(run_dir: StoragePath) -> Status:
     """Read a run's manifest, progress, lock and newest round; whatever is missing is left out."""
     manifest = run_directory.read_manifest(run_dir)
     progress: dict[str, Any] = {}
@@ -133,7 +133,7 @@ def printable(text: str) -> str:
     return "".join(letter for letter in text if letter.isprintable())
 
 
-def _newest(run_dir: Folder) -> tuple[int | None, int]:
+def _newest(run_dir: StoragePath) -> tuple[int | None, int]:
     """Return the largest memory of a client's process in the newest round, and on how many nodes clients sat."""
     if isinstance(run_dir, Remote):  # there each look at a file is a request of its own
         return None, 0

@@ -26,7 +26,7 @@ from qdsim.models import params as P
 from qdsim.models.convnet import ConvNet
 from qdsim.models.params import Params
 from qdsim.store import arrays, run_directory, storage, tables
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 VERSION = 3
 """Of the algorithms that training consists of: another number, another hash."""
@@ -72,7 +72,7 @@ def description(plan: Plan, training: Task, phases: list[Phase], device: str) ->
     }
 
 
-def check_same_training(path: Folder, described: dict[str, Any]) -> None:
+def check_same_training(path: StoragePath, described: dict[str, Any]) -> None:
     """Refuse to resume with a training of other bits: what was served before started from another model.
 
     ``path`` holds what the training of this run was described as, and is written the first time.
@@ -93,10 +93,10 @@ def check_same_training(path: Folder, described: dict[str, Any]) -> None:
 class TrainedStore:
     """The states under one output directory."""
 
-    def __init__(self, out: Folder):
+    def __init__(self, out: StoragePath):
         self._folder = out / FOLDER
 
-    def path(self, described: dict[str, Any]) -> Folder:
+    def path(self, described: dict[str, Any]) -> StoragePath:
         """Return where the state so described lies, or would."""
         text = json.dumps(described, sort_keys=True)
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from qdsim.errors import BadInput
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 GRAMMAR = (
     "one of: kill|hang|raise client N at PHASE:ROUND, slow client N by SECONDS at PHASE:ROUND, "
@@ -74,7 +74,7 @@ class Fault:
 class Chaos:
     """The faults of a run."""
 
-    def __init__(self, faults: list[Fault], run_dir: Folder):
+    def __init__(self, faults: list[Fault], run_dir: StoragePath):
         self._faults = faults
         self._folder = run_dir / "chaos"
 
@@ -93,5 +93,5 @@ class Chaos:
         """Return the faults that have not struck."""
         return [fault for fault in self._faults if not self._mark(fault).exists()]
 
-    def _mark(self, fault: Fault) -> Folder:
+    def _mark(self, fault: Fault) -> StoragePath:
         return self._folder / f"{fault.verb}-{fault.who}-{fault.client_id}-{fault.phase}-{fault.round_number}"

@@ -24,7 +24,7 @@ from qdsim.models.compute import Compute
 from qdsim.models.convnet import ConvNet
 from qdsim.models.params import Params
 from qdsim.store import arrays, storage
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 KEPT_STATES = 2
 """Older states of a client that stay: a round is committed once it is evaluated, and the next one begins before."""
@@ -144,7 +144,7 @@ class ClientHost:
         client_step: ClientStep,
         client_id: int,
         ctx: RoundContext,
-        save_to: Folder | None = None,
+        save_to: StoragePath | None = None,
     ) -> ClientUpdate:
         """Run one client step; the state changes only if the step returns.
 
@@ -198,11 +198,11 @@ class ClientHost:
         rows, labels = client.indices[positions], client.labels[positions]
         return measures.features(self._compute, params, client.pool, client.pixels, rows, labels)
 
-    def can_access(self, folder: Folder) -> bool:
+    def can_access(self, folder: StoragePath) -> bool:
         """Tell whether this node can access a folder: storage may not be shared."""
         return folder.is_dir()
 
-    def save_states(self, folder: Folder) -> None:
+    def save_states(self, folder: StoragePath) -> None:
         """Write each client's synthetic set into a file of its own; nothing where the folder cannot be accessed."""
         if not self.can_access(folder):
             return
@@ -210,7 +210,7 @@ class ClientHost:
             if client.synthetic is not None:
                 arrays.write(trained_file(folder, client_id), client.synthetic.to_arrays())
 
-    def _save_state(self, folder: Folder, client: ClientState, ctx: RoundContext) -> None:
+    def _save_state(self, folder: StoragePath, client: ClientState, ctx: RoundContext) -> None:
         """Write a client's state after a round; of the older ones :data:`KEPT_STATES` stay."""
         assert client.synthetic is not None
         older = storage.inside(folder, f"{client.client_id}.*.npz")
@@ -219,7 +219,7 @@ class ClientHost:
         for file in [file for file in older if file.name < path.name][:-KEPT_STATES]:
             file.unlink(missing_ok=True)
 
-    def load_states(self, files: Mapping[int, Folder], fix: str) -> None:
+    def load_states(self, files: Mapping[int, StoragePath], fix: str) -> None:
         """Read the synthetic sets of its clients from these files; ``fix`` is said of a damaged one."""
         for client_id, client in self._clients.items():
             if client_id in files and client.synthetic is not None:

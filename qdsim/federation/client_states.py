@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qdsim.algorithms.phase import RoundContext
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 LEARNING = ("train", "finetune")
 """Phases in which synthetic sets change, in order."""
@@ -19,12 +19,12 @@ def tag(phase: str, round_number: int) -> str:
     return f"{LEARNING.index(phase)}-{round_number:05d}"
 
 
-def state_file(folder: Folder, client_id: int, state_tag: str) -> Folder:
+def state_file(folder: StoragePath, client_id: int, state_tag: str) -> StoragePath:
     """Return the file of a client's state after a round."""
     return folder / f"{client_id}.{state_tag}.npz"
 
 
-def trained_file(folder: Folder, client_id: int) -> Folder:
+def trained_file(folder: StoragePath, client_id: int) -> StoragePath:
     """Return the file of a client's state in a stored training."""
     return folder / f"{client_id}.npz"
 
@@ -33,16 +33,16 @@ def trained_file(folder: Folder, client_id: int) -> Folder:
 class ClientStateStore:
     """What is known of the clients' states on storage, for one federation."""
 
-    trained: Folder | None = None
+    trained: StoragePath | None = None
     """The folder of a stored training, from which the states were loaded or into which they were saved."""
-    folder: Folder | None = None
+    folder: StoragePath | None = None
     """The folder into which owners write states while they change; None where not every node can access one."""
     lost_with_actor: bool = False
     """States have changed, and were written nowhere."""
     _tags: dict[int, list[str]] = field(default_factory=dict)
     """The states that each client has written, oldest first."""
 
-    def destination(self) -> Folder | None:
+    def destination(self) -> StoragePath | None:
         """Return the folder for the state that a step is about to change."""
         if self.folder is None:
             self.lost_with_actor = True
@@ -69,9 +69,9 @@ class ClientStateStore:
         upto = {client_id: [t for t in tags if t <= last] for client_id, tags in self._tags.items()}
         return {client_id: tags[-1] for client_id, tags in upto.items() if tags}
 
-    def files(self, client_ids: Iterable[int]) -> dict[int, Folder]:
+    def files(self, client_ids: Iterable[int]) -> dict[int, StoragePath]:
         """Return the file of each client's newest state; a client that is not in it is as before training."""
-        found: dict[int, Folder] = {}
+        found: dict[int, StoragePath] = {}
         for client_id in client_ids:
             if self.folder is not None and self._tags.get(client_id):
                 found[client_id] = state_file(self.folder, client_id, self._tags[client_id][-1])
@@ -79,11 +79,11 @@ class ClientStateStore:
                 found[client_id] = trained_file(self.trained, client_id)
         return found
 
-    def keep_in(self, folder: Folder | None, tags: dict[int, str] | None = None) -> None:
+    def keep_in(self, folder: StoragePath | None, tags: dict[int, str] | None = None) -> None:
         """Have states written into a folder from now on; ``tags`` are those that an interrupted run has left there."""
         self.folder = folder
         self._tags = {client_id: [last] for client_id, last in (tags or {}).items()}
 
-    def freeze(self, folder: Folder) -> None:
+    def freeze(self, folder: StoragePath) -> None:
         """Take note that all states lie in the folder of a stored training and do not change any more."""
         self.trained, self.folder, self.lost_with_actor, self._tags = folder, None, False, {}

@@ -49,7 +49,7 @@ Row = dict[str, float | str | None]
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleSizes:
     """How many samples of each kind an attack looks at."""
 
     members: int
@@ -59,7 +59,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttackFeatures:
     """Features of the drawn samples, float64 (n, 2) each."""
 
     members: np.ndarray
@@ -106,13 +106,13 @@ def attack(
     def of_test(candidates: np.ndarray, count: int) -> np.ndarray:
         return evaluation.test_features(executor, params, rng.choice(candidates, count, replace=False))
 
-    seen = Seen(
+    features = AttackFeatures(
         members=of_clients(inside, sizes.members),
         others=of_test(outside, sizes.others),
         forget=of_clients(forget, sizes.forget),
         forget_others=of_test(of_class, sizes.forget_others) if sizes.forget_others else np.empty((0, len(FEATURES))),
     )
-    return run(name, seen)
+    return run(name, features)
 
 
 def _owned(view: View, labels: Sequence[np.ndarray]) -> np.ndarray:
@@ -124,24 +124,24 @@ def _owned(view: View, labels: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(found)
 
 
-def sample_sizes(attack: str, members: int, others: int, forget: int, forget_others: int) -> Sample:
+def sample_sizes(attack: str, members: int, others: int, forget: int, forget_others: int) -> SampleSizes:
     """Say how many to draw of what there is."""
     if attack == ENTROPY_SVM.name:
         share = min(1.0, MOST_IN_ALL / (members + others))
         members, others = round(share * members), round(share * others)
     else:
         members = others = min(MOST_OF_A_KIND, members, others) // 2 * 2
-    return Sample(members, others, min(MOST_OF_A_KIND, forget), min(MOST_OF_A_KIND, forget_others))
+    return SampleSizes(members, others, min(MOST_OF_A_KIND, forget), min(MOST_OF_A_KIND, forget_others))
 
 
-def run(attack: str, seen: Seen) -> list[Row]:
+def run(attack: str, features: AttackFeatures) -> list[Row]:
     """Attack, and return a row for each subset."""
-    return (_entropy_svm if attack == ENTROPY_SVM.name else _loss_threshold)(seen)
+    return (_entropy_svm if attack == ENTROPY_SVM.name else _loss_threshold)(features)
 
 
-def _entropy_svm(seen: Seen) -> list[Row]:
+def _entropy_svm(features: AttackFeatures) -> list[Row]:
     members, others, forget, forget_others = (
-        array[:, [ENTROPY]] for array in (seen.members, seen.others, seen.forget, seen.forget_others)
+        array[:, [ENTROPY]] for array in (features.members, features.others, features.forget, features.forget_others)
     )
     from sklearn.svm import SVC  # a second to import, which runs without attacks need not wait for
 
@@ -156,9 +156,9 @@ def _entropy_svm(seen: Seen) -> list[Row]:
     return [row("forget", forget, own_kind), row("retain", members, others)]
 
 
-def _loss_threshold(seen: Seen) -> list[Row]:
+def _loss_threshold(features: AttackFeatures) -> list[Row]:
     members, others, forget, forget_others = (
-        array[:, LOSS] for array in (seen.members, seen.others, seen.forget, seen.forget_others)
+        array[:, LOSS] for array in (features.members, features.others, features.forget, features.forget_others)
     )
     half = len(members) // 2
     threshold = learn_threshold(members[:half], others[:half])

@@ -24,7 +24,7 @@ from qdsim.ray_engine.executor import RayExecutor
 from qdsim.ray_engine.metrics import Gauges
 from qdsim.ray_engine.worker_group import WorkerGroup, start_workers
 from qdsim.ray_engine.workers import first_line
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 PROGRESS_EVERY_S = 0.2
 POLL_S = 0.1
@@ -40,7 +40,7 @@ class DriverActor:
         self._reported_s = 0.0
         self._gauges: Gauges | None = None
 
-    def run(self, plan: Plan, run_dir: Folder, owner: str, group: WorkerGroup, faults: list[Fault]) -> None:
+    def run(self, plan: Plan, run_dir: StoragePath, owner: str, group: WorkerGroup, faults: list[Fault]) -> None:
         """Run the whole plan. Of the images there are references only: they never come into this process."""
         use_threads(plan.job.cluster.threads)
         self._gauges = Gauges(run_dir.name)
@@ -78,7 +78,7 @@ class DriverActor:
 
 def run_on_ray(
     plan: Plan,
-    run_dir: Folder,
+    run_dir: StoragePath,
     owner: str,
     take_images: Callable[[], Images],
     faults: list[Fault],

@@ -9,21 +9,21 @@ import numpy as np
 
 from qdsim.errors import BadInput
 from qdsim.store import storage
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 NAMES = "__names__"
 DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """What numpy and zip make of damaged bytes."""
 
 
-def write(path: Folder, arrays: Mapping[str, np.ndarray]) -> None:
+def write(path: StoragePath, arrays: Mapping[str, np.ndarray]) -> None:
     """Write the arrays as one file, whole or not at all."""
     names = np.array(sorted(arrays))  # a damaged directory of the file may hide an array
     with storage.writing(path) as file:
         np.savez(file, **arrays, **{NAMES: names})  # type: ignore[arg-type]
 
 
-def read(path: Folder, fix: str) -> dict[str, np.ndarray]:
+def read(path: StoragePath, fix: str) -> dict[str, np.ndarray]:
     """Return all arrays of a file; one that is damaged or gone is named, with what to do about it."""
     try:
         with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
@@ -36,7 +36,7 @@ def read(path: Folder, fix: str) -> dict[str, np.ndarray]:
     return found
 
 
-def damaged(path: Folder, error: Exception, fix: str) -> BadInput:
+def damaged(path: StoragePath, error: Exception, fix: str) -> BadInput:
     """Return the error that names a file, what is wrong with it and what to do about it."""
     why = f"cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     return BadInput("file", str(path), f"{why}; {fix}")

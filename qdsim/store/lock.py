@@ -13,7 +13,7 @@ from typing import Any
 
 from qdsim.errors import BadInput, QdsimError, StorageFailed
 from qdsim.store import storage
-from qdsim.store.storage import Folder, Remote
+from qdsim.store.storage import Remote, StoragePath
 
 LEASE_S = 60.0
 """An owner on another host that has not been heard of for so long is taken to be dead."""
@@ -24,7 +24,7 @@ SETTLE_S = 1.0
 
 
 @contextmanager
-def held(run_dir: Folder) -> Iterator[str]:
+def held(run_dir: StoragePath) -> Iterator[str]:
     """Own a run inside the block; refuse where somebody alive does. Yields the name under which it is owned.
 
     An owner on this host is asked for by its process id; on another, where that tells nothing, the time of the lock
@@ -53,7 +53,7 @@ def held(run_dir: Folder) -> Iterator[str]:
                 path.unlink(missing_ok=True)
 
 
-def is_held(run_dir: Folder) -> bool:
+def is_held(run_dir: StoragePath) -> bool:
     """Tell whether somebody alive owns a run."""
     path = run_dir / "lock.json"
     owner = _read(path)
@@ -64,7 +64,7 @@ def is_held(run_dir: Folder) -> bool:
     return False
 
 
-def check(run_dir: Folder, name: str) -> None:
+def check(run_dir: StoragePath, name: str) -> None:
     """Refuse to go on for an owner that somebody else has taken over from.
 
     A driver may outlive a killed command by some seconds; meanwhile the run may have been resumed.
@@ -75,7 +75,7 @@ def check(run_dir: Folder, name: str) -> None:
         raise QdsimError(f"{run_dir.name} has been taken over by {who}")
 
 
-def _create(path: Folder, own: dict[str, Any]) -> bool:
+def _create(path: StoragePath, own: dict[str, Any]) -> bool:
     """Make the lock with its content at once, or not at all."""
     text = json.dumps(own)
     if isinstance(path, Remote):
@@ -101,7 +101,7 @@ def _create(path: Folder, own: dict[str, Any]) -> bool:
     return True
 
 
-def _read(path: Folder) -> dict[str, Any] | None:
+def _read(path: StoragePath) -> dict[str, Any] | None:
     """Return who owns the lock; None where there is none, or one that nobody can have written."""
     try:
         owner = json.loads(path.read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def _read(path: Folder) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) else None
 
 
-def _alive(owner: dict[str, Any], path: Folder) -> bool:
+def _alive(owner: dict[str, Any], path: StoragePath) -> bool:
     if owner.get("host") == platform.node():
         pid = owner.get("pid")
         return isinstance(pid, int) and _started(pid) is not None and _started(pid) == owner.get("started")
@@ -144,7 +144,7 @@ def _started(pid: int) -> str | None:
     return "unknown"
 
 
-def _remove(path: Folder, owner: dict[str, Any] | None) -> None:
+def _remove(path: StoragePath, owner: dict[str, Any] | None) -> None:
     """Take a dead owner's lock away; put it back if somebody else has taken over just now."""
     if isinstance(path, Remote):
         if _read(path) == owner:
@@ -159,7 +159,7 @@ def _remove(path: Folder, owner: dict[str, Any] | None) -> None:
         stale.unlink()
 
 
-def _beat(path: Folder, name: str, over: threading.Event) -> None:
+def _beat(path: StoragePath, name: str, over: threading.Event) -> None:
     while not over.wait(BEAT_S):
         with suppress(OSError, StorageFailed):
             owner = _read(path) or {}

@@ -20,14 +20,14 @@ import pyarrow.parquet as pq
 
 from qdsim.errors import BadInput
 from qdsim.store import arrays, storage, tables
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 SCHEMA_PART = "00-schema"
 """The part of zero rows that each table begins with."""
 START_ANEW = "run without --resume to start anew"
 
 
-def new_run_directory(out: Folder, name: str) -> Folder:
+def new_run_directory(out: StoragePath, name: str) -> StoragePath:
     """Make ``<out>/<name>-<id>``; the id sorts by time and never meets an existing run."""
     run_dir = out / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     try:
@@ -37,14 +37,14 @@ def new_run_directory(out: Folder, name: str) -> Folder:
     return run_dir
 
 
-def newest_run(out: Folder, name: str) -> Folder | None:
+def newest_run(out: StoragePath, name: str) -> StoragePath | None:
     """Return the last run of a job under ``out``, or None; run ids sort by time."""
     runs = runs_in(out, f"{name}-")
     own = [run for run in runs if (read_manifest(run).get("config") or {}).get("name") == name]
     return own[-1] if own else None
 
 
-def runs_in(folder: Folder, begins: str = "") -> list[Folder]:
+def runs_in(folder: StoragePath, begins: str = "") -> list[StoragePath]:
     """Return the run directories in a folder, by their names; a neighbour's that may not be looked into is none."""
     found = []
     for path in storage.inside(folder):
@@ -54,14 +54,14 @@ def runs_in(folder: Folder, begins: str = "") -> list[Folder]:
     return found
 
 
-def read_part(path: Folder, table: str) -> pa.Table:
+def read_part(path: StoragePath, table: str) -> pa.Table:
     """Read one part of a table with its checksums, in today's words; raises as pyarrow does where it is damaged."""
     source = path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
     data = pq.ParquetFile(source, memory_map=False, page_checksum_verification=True).read()
     return tables.upgrade(table, data)
 
 
-def read_table(run_dir: Folder, table: str) -> pa.Table | None:
+def read_table(run_dir: StoragePath, table: str) -> pa.Table | None:
     """Read one table of a run, finished or not; None where the run has no such table. A damaged part is named."""
     parts = []
     for path in part_files(run_dir, table):
@@ -76,12 +76,12 @@ def read_table(run_dir: Folder, table: str) -> pa.Table | None:
         raise BadInput("RUN", str(run_dir), why) from None
 
 
-def part_files(run_dir: Folder, table: str) -> list[Folder]:
+def part_files(run_dir: StoragePath, table: str) -> list[StoragePath]:
     """Return the parts of a table of a run, those apart that are being written."""
     return storage.inside(run_dir / "tables" / table, "[!.]*.parquet")
 
 
-def check_parts(run_dir: Folder) -> None:
+def check_parts(run_dir: StoragePath) -> None:
     """Refuse to go on with a run of which a part is damaged, or a round's rows are gone."""
     there: dict[str, set[str]] = {}
     ended: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ def check_parts(run_dir: Folder) -> None:
                 raise BadInput("file", str(path), f"is gone, and with it rows of a finished round; {START_ANEW}")
 
 
-def rewrite_older_parts(run_dir: Folder) -> None:
+def rewrite_older_parts(run_dir: StoragePath) -> None:
     """Write those parts anew that use words of an older version, before a run goes on: a table has one set of words.
 
     A part of ``membership`` has the attack in its name, by which the run knows that it is there.
@@ -124,7 +124,7 @@ def rewrite_older_parts(run_dir: Folder) -> None:
                 path.unlink()
 
 
-def _write_part(data: pa.Table, path: Folder) -> None:
+def _write_part(data: pa.Table, path: StoragePath) -> None:
     with storage.writing(path) as file:
         pq.write_table(data, file, compression="zstd", write_page_checksum=True)
 
@@ -150,13 +150,13 @@ def file_name(name: str) -> str:
 class Manifest:
     """What the run is: configuration, versions, hardware, state. Rewritten whole at each change."""
 
-    def __init__(self, run_dir: Folder, content: dict[str, Any]):
+    def __init__(self, run_dir: StoragePath, content: dict[str, Any]):
         self._path = run_dir / "manifest.json"
         self._content = {"started_at": _now()} | content
         self.update(state="running")
 
     @staticmethod
-    def reopen(run_dir: Folder, **changes: Any) -> "Manifest":
+    def reopen(run_dir: StoragePath, **changes: Any) -> "Manifest":
         """Go on with a run: the start stays, each resumption is noted, the last end is taken back."""
         content = read_manifest(run_dir)
         for key in ("finished_at", "exit_code", "error"):
@@ -177,7 +177,7 @@ class Manifest:
         self.update(state=state, finished_at=_now(), **changes)
 
 
-def read_manifest(run_dir: Folder) -> dict[str, Any]:
+def read_manifest(run_dir: StoragePath) -> dict[str, Any]:
     """Read a run's manifest."""
     path = run_dir / "manifest.json"
     try:
@@ -194,7 +194,7 @@ def read_manifest(run_dir: Folder) -> dict[str, Any]:
 class TableWriter:
     """Adds parts to the tables of one run."""
 
-    def __init__(self, run_dir: Folder):
+    def __init__(self, run_dir: StoragePath):
         self._run_id = run_dir.name
         self._folder = run_dir / "tables"
         self._schemas = {table: tables.schema(table, self._run_id) for table in tables.COLUMNS}
@@ -226,7 +226,7 @@ class TableWriter:
         (row,) = self.read("rounds", part)
         return row
 
-    def _path(self, table: str, part: str) -> Folder:
+    def _path(self, table: str, part: str) -> StoragePath:
         return self._folder / table / f"{file_name(part)}.parquet"
 
     def append(self, table: str, part: str, rows: Sequence[Mapping[str, Any]]) -> None:

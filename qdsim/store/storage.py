@@ -192,7 +192,7 @@ class Remote:
             system.move(temporary, path)
 
 
-Folder = Path | Remote
+StoragePath = Path | Remote
 """A place for files, or a file in one."""
 
 
@@ -209,7 +209,7 @@ def _connect(root: str) -> "tuple[FileSystem, str]":
     return system, path.rstrip("/")
 
 
-def folder(text: str) -> Folder:
+def folder(text: str) -> StoragePath:
     """Return the place that a path or a URI names, which must be one that can be opened here."""
     found = named(text)
     if isinstance(found, Remote):
@@ -217,7 +217,7 @@ def folder(text: str) -> Folder:
     return found
 
 
-def named(text: str) -> Folder:
+def named(text: str) -> StoragePath:
     """Return the place that a path or a URI names, without looking at it."""
     scheme, separator, _ = text.partition("://")
     if not separator:
@@ -235,7 +235,7 @@ def named(text: str) -> Folder:
 
 
 @contextmanager
-def writing(path: Folder) -> Iterator[IO[bytes]]:
+def writing(path: StoragePath) -> Iterator[IO[bytes]]:
     """Open a file for writing; it appears under its name when the block ends, whole and durable."""
     if isinstance(path, Remote):
         buffer = BytesIO()
@@ -261,13 +261,13 @@ def writing(path: Folder) -> Iterator[IO[bytes]]:
         raise
 
 
-def inside(folder: Folder, pattern: str = "[!.]*") -> list[Folder]:
+def inside(folder: StoragePath, pattern: str = "[!.]*") -> list[StoragePath]:
     """Return what lies in a folder under a matching name, in the order of names; nothing where it does not exist."""
-    found: list[Folder] = [*folder.glob(pattern)]
+    found: list[StoragePath] = [*folder.glob(pattern)]
     return sorted(found, key=str)
 
 
-def write(path: Folder, data: bytes) -> None:
+def write(path: StoragePath, data: bytes) -> None:
     """Write a whole file or none of it."""
     with writing(path) as file:
         file.write(data)
@@ -282,12 +282,12 @@ def sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-def modified_s(path: Folder) -> float:
+def modified_s(path: StoragePath) -> float:
     """Return when a file was written, by the clock of the storage."""
     return path.modified_s() if isinstance(path, Remote) else path.stat().st_mtime
 
 
-def remove(path: Folder) -> None:
+def remove(path: StoragePath) -> None:
     """Delete a folder with all that is in it, if it is there."""
     if isinstance(path, Path):
         shutil.rmtree(path, ignore_errors=True)
@@ -295,7 +295,7 @@ def remove(path: Folder) -> None:
         path.remove()
 
 
-def check_room(path: Folder, needed_bytes: float) -> None:
+def check_room(path: StoragePath, needed_bytes: float) -> None:
     """Refuse to begin what will not fit; an object store has no end."""
     if isinstance(path, Path):
         there = next(folder for folder in [path, *path.resolve().parents] if folder.exists())
@@ -305,7 +305,7 @@ def check_room(path: Folder, needed_bytes: float) -> None:
             raise StorageFailed(str(path), need, "free some space, or choose another --out")
 
 
-def _failed(path: Folder, error: OSError) -> StorageFailed:
+def _failed(path: StoragePath, error: OSError) -> StorageFailed:
     why = error.strerror or _first_line(error)
     if error.errno in FULL and isinstance(path, Path):
         why = f"{why} ({_size(shutil.disk_usage(path.parent).free)} free)"

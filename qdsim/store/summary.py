@@ -7,7 +7,7 @@ import pandas as pd
 
 from qdsim.errors import BadInput
 from qdsim.store.run_directory import read_manifest, read_table
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 
 STAGE_NAMES = {
     "train": "trained",
@@ -18,7 +18,7 @@ STAGE_NAMES = {
 LOOSE_PROFILES = ("smoke",)
 
 
-def stage_table(run_dir: Folder) -> pd.DataFrame:
+def stage_table(run_dir: StoragePath) -> pd.DataFrame:
     """Mean over seeds of each method's stages, in the order they ran, with the number of seeds n.
 
     Before unlearning, F-Set and R-Set are those of the trained model; the speed-up compares the summed
@@ -38,7 +38,7 @@ def stage_table(run_dir: Folder) -> pd.DataFrame:
     return _in_order(table, run_dir, ["cell", "request", "method", "phase"])
 
 
-def membership_table(run_dir: Folder) -> pd.DataFrame:
+def membership_table(run_dir: StoragePath) -> pd.DataFrame:
     """Mean over seeds of each attack's figures, F-Set and R-Set in one row.
 
     ``forget_gap`` is the mean distance to the rate of the same seed's retrained model, where there is one yet.
@@ -61,7 +61,7 @@ def membership_table(run_dir: Folder) -> pd.DataFrame:
     return _in_order(means, run_dir, keys)
 
 
-def _read_named(run_dir: Folder, table: str) -> pd.DataFrame:
+def _read_named(run_dir: StoragePath, table: str) -> pd.DataFrame:
     """Read a table with random targets under one name, ``client:random``: each seed has drawn its own."""
     whole = read_table(run_dir, table)
     if whole is None:
@@ -109,7 +109,7 @@ def _before(stages: pd.DataFrame, served: pd.DataFrame) -> pd.DataFrame:
     return before
 
 
-def _in_order(table: pd.DataFrame, run_dir: Folder, keys: list[str]) -> pd.DataFrame:
+def _in_order(table: pd.DataFrame, run_dir: StoragePath, keys: list[str]) -> pd.DataFrame:
     """Sort by cell, request, method and phase as the job lists them."""
     manifest = read_manifest(run_dir)
     ranks: dict[str, list[str]] = {
@@ -146,7 +146,7 @@ def _speedup(served: pd.DataFrame, row: Mapping[Any, Any]) -> float | None:
     return float(ratio.mean()) if len(ratio) else None
 
 
-def notes(run_dir: Folder) -> list[str]:
+def notes(run_dir: StoragePath) -> list[str]:
     """Return what must be said under the figures."""
     manifest = read_manifest(run_dir)
     found = []
@@ -163,7 +163,7 @@ def notes(run_dir: Folder) -> list[str]:
     return [*found, note] if note else found
 
 
-def method_titles(run_dir: Folder) -> dict[str, str]:
+def method_titles(run_dir: StoragePath) -> dict[str, str]:
     """Return the methods' names as the paper writes them, in the order of the job."""
     manifest = read_manifest(run_dir)
     methods = manifest.get("methods") or {}

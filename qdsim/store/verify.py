@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from qdsim.store import run_directory
-from qdsim.store.storage import Folder
+from qdsim.store.storage import StoragePath
 from qdsim.store.tables import COLUMNS, names
 
 IGNORED = ("run_id", "node_id", "gpu_id", "peak_memory_bytes", "reused")
@@ -18,7 +18,7 @@ KEYS = ("cell", "seed", "method", "request", "phase", "round", "client_id", "cla
 """What names a row: those of them that its table has."""
 
 
-def difference(first: Folder, second: Folder) -> str | None:
+def difference(first: StoragePath, second: StoragePath) -> str | None:
     """Return the first difference between two runs in a line, or None where there is none."""
     for run in (first, second):
         run_directory.read_manifest(run)
@@ -29,7 +29,7 @@ def difference(first: Folder, second: Folder) -> str | None:
     return None
 
 
-def _frame(run: Folder, table: str) -> pd.DataFrame:
+def _frame(run: StoragePath, table: str) -> pd.DataFrame:
     """Return a table; one that is not there has no rows."""
     found = run_directory.read_table(run, table)
     frame: pd.DataFrame = pd.DataFrame(columns=names(table)) if found is None else found.to_pandas()

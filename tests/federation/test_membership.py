@@ -17,7 +17,7 @@ from qdsim.federation.attacks import ATTACKS
 from qdsim.federation.client_host import ClientHost, Images, Shard
 from qdsim.federation.executor import InlineExecutor
 from qdsim.federation.measures import features
-from qdsim.federation.membership import Seen, sample_sizes
+from qdsim.federation.membership import AttackFeatures, sample_sizes
 from qdsim.models import params
 from qdsim.models.compute import Compute
 from tests.runs import TINY
@@ -131,7 +131,7 @@ def of_losses(*losses):
 def test_rates_by_hand():
     """Members have loss 0.1, others 2; F-Set looks like the others but for one sample of ten: a rate of 0.1."""
     inside, outside = of_losses(*[0.1] * 40), of_losses(*[2.0] * 40)
-    seen = Seen(inside, outside, of_losses(0.1, *[2.0] * 9), of_losses(*[2.0] * 10))
+    seen = AttackFeatures(inside, outside, of_losses(0.1, *[2.0] * 9), of_losses(*[2.0] * 10))
     for name in ("loss_threshold", "entropy_svm"):
         forget, retain = membership.run(name, seen)
         assert (forget["subset"], retain["subset"]) == ("forget", "retain")
@@ -151,7 +151,7 @@ def test_where_there_is_nothing_to_find_a_lost_sample_is_still_no_member():
     """Members have the higher losses, so every threshold is worse than none: one within the middle 90 % is taken."""
     rng = np.random.default_rng(0)
     inside, outside = of_losses(*rng.uniform(1, 2, 400)), of_losses(*rng.uniform(0, 1, 400))
-    seen = Seen(inside, outside, of_losses(*[9.0] * 10), of_losses(*[9.0] * 10))
+    seen = AttackFeatures(inside, outside, of_losses(*[9.0] * 10), of_losses(*[9.0] * 10))
     forget, retain = membership.run("loss_threshold", seen)
     assert forget["member_rate"] == 0
     assert retain["auc"] == 0
@@ -159,7 +159,7 @@ def test_where_there_is_nothing_to_find_a_lost_sample_is_still_no_member():
 
 def test_at_client_level_the_other_test_samples_stand_for_non_members():
     """No test sample belongs to a client."""
-    seen = Seen(of_losses(*[0.1] * 40), of_losses(*[2.0] * 40), of_losses(*[2.0] * 10), np.empty((0, 2)))
+    seen = AttackFeatures(of_losses(*[0.1] * 40), of_losses(*[2.0] * 40), of_losses(*[2.0] * 10), np.empty((0, 2)))
     assert membership.run("loss_threshold", seen)[0]["auc"] == 0.5
 
 
@@ -167,7 +167,7 @@ def test_the_label_matters_to_the_attack_by_loss_alone():
     """Sure and wrong: entropy takes it for a member, the loss does not."""
     inside, outside = of_losses(*[0.1] * 40), of_losses(*[2.0] * 40)
     wrong = np.tile([6.0, 0.1], (10, 1))
-    seen = Seen(inside, outside, wrong, of_losses(*[2.0] * 10))
+    seen = AttackFeatures(inside, outside, wrong, of_losses(*[2.0] * 10))
     assert membership.run("loss_threshold", seen)[0]["member_rate"] == 0.0
     assert membership.run("entropy_svm", seen)[0]["member_rate"] == 1.0
 
