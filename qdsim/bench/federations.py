@@ -35,8 +35,8 @@ def noise(train: int, channels: int, size: int, *, test: int = 10, counts: tuple
     few = rng.integers(0, 256, (min(train, 5000), channels, size, size), dtype=np.uint8)
     images = few[np.arange(train) % len(few)]
     labels = np.repeat(np.arange(10), counts) if counts else np.arange(train) % 10
-    pixels = Normalization((0.5,) * channels, (0.25,) * channels)
-    return Dataset("noise", images, labels, images[:test], labels[:test], 10, pixels)
+    normalization = Normalization((0.5,) * channels, (0.25,) * channels)
+    return Dataset("noise", images, labels, images[:test], labels[:test], 10, normalization)
 
 
 def like(dataset: str) -> Dataset:
@@ -102,7 +102,7 @@ def on_ray(wanted: Job, dataset: Dataset) -> Iterator[Federation]:
     point, at = next(planned.federations())
     with cluster.connected(wanted.cluster, None):
         refs = [ray.put(array) for array in (dataset.train_images, dataset.test_images, dataset.test_labels)]
-        group = start_workers(planned, "bench", refs, dataset.pixels, lambda _: None)
+        group = start_workers(planned, "bench", refs, dataset.normalization, lambda _: None)
         executor = RayExecutor(wanted.cluster, group, Chaos([], Path()), lambda _: None)
         parts = zip(at.partition.indices, at.labels, strict=True)
         shards = [Shard(i, indices, labels) for i, (indices, labels) in enumerate(parts)]

@@ -139,7 +139,7 @@ def run(
             else run_directory.Manifest(run_dir, described)
         )
         # handed over, not shared: on Ray the arrays lie in its store, and nowhere else
-        images = [Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)]
+        images = [Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.normalization)]
         del dataset
         recorder = Recorder(run_dir, len(plan.tasks()))
         with _recorded(manifest, run_dir), closing(recorder), closing(connection):

@@ -20,7 +20,7 @@ class SyntheticSet:
     labels: np.ndarray
     """int64 (m,), sorted by class."""
     velocity: Tensor
-    """Momentum of the pixels' SGD, as ``images``; it persists over rounds."""
+    """Momentum of the normalization' SGD, as ``images``; it persists over rounds."""
     origin: np.ndarray
     """int64 (m,): position in the shard of the real sample that each image began as."""
     extra: np.ndarray
@@ -50,7 +50,7 @@ class ClientState:
     client_id: int
     pool: np.ndarray
     """uint8 (all samples, c, h, w), shared and read-only."""
-    pixels: Normalization
+    normalization: Normalization
     indices: np.ndarray
     """int64 (n,): the shard's rows in ``pool``."""
     labels: np.ndarray
@@ -71,7 +71,7 @@ class ClientState:
     def normalized(self, positions: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return real images of the shard, as floats, made on the device for this batch alone."""
         batch = torch.from_numpy(self.pool[self.indices[positions]]).to(device)
-        return normalize(batch, self.pixels, dtype)
+        return normalize(batch, self.normalization, dtype)
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,15 @@ class Samples:
         return torch.cat(images), torch.from_numpy(np.concatenate(labels)).to(device)
 
 
-def normalize(batch: Tensor, pixels: Normalization, dtype: torch.dtype) -> Tensor:
+def normalize(batch: Tensor, normalization: Normalization, dtype: torch.dtype) -> Tensor:
     """Turn bytes (n, c, h, w) into floats with zero mean and unit deviation per channel."""
-    mean = torch.tensor(pixels.mean, dtype=dtype, device=batch.device)[:, None, None]
-    std = torch.tensor(pixels.std, dtype=dtype, device=batch.device)[:, None, None]
+    mean = torch.tensor(normalization.mean, dtype=dtype, device=batch.device)[:, None, None]
+    std = torch.tensor(normalization.std, dtype=dtype, device=batch.device)[:, None, None]
     return (batch.to(dtype) / 255 - mean) / std
 
 
-def to_bytes(images: Tensor, pixels: Normalization) -> np.ndarray:
+def to_bytes(images: Tensor, normalization: Normalization) -> np.ndarray:
     """Undo :func:`normalize`; what learning has driven out of range is clipped."""
-    mean = torch.tensor(pixels.mean, dtype=images.dtype)[:, None, None]
-    std = torch.tensor(pixels.std, dtype=images.dtype)[:, None, None]
+    mean = torch.tensor(normalization.mean, dtype=images.dtype)[:, None, None]
+    std = torch.tensor(normalization.std, dtype=images.dtype)[:, None, None]
     return ((images.cpu() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -44,7 +44,7 @@ class Dataset:
     test_images: np.ndarray
     test_labels: np.ndarray
     num_classes: int
-    pixels: Normalization
+    normalization: Normalization
     note: str = ""
     """Said in the manifest and under each result, for example that a checksum did not match."""
 
@@ -64,8 +64,8 @@ class Dataset:
             "test": len(self.test_labels),
             "classes": self.num_classes,
             "image": list(self.train_images.shape[1:]),
-            "mean": self.pixels.mean,
-            "std": self.pixels.std,
+            "mean": self.normalization.mean,
+            "std": self.normalization.std,
             "note": self.note,
         }
 
@@ -86,9 +86,9 @@ def stand_in(dataset: str) -> Dataset:
     train, test, channels, size, classes = SHAPES[dataset]
     images = [np.broadcast_to(np.uint8(0), (count, channels, size, size)) for count in (train, test)]
     labels = [np.arange(count) % classes for count in (train, test)]
-    pixels = Normalization((0.5,) * channels, (0.25,) * channels)
+    normalization = Normalization((0.5,) * channels, (0.25,) * channels)
     note = f"{dataset} is not here: planned with classes of equal size"
-    return Dataset(dataset, images[0], labels[0], images[1], labels[1], classes, pixels, note)
+    return Dataset(dataset, images[0], labels[0], images[1], labels[1], classes, normalization, note)
 
 
 KINDS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "svhn+extra", "parquet", "folder")

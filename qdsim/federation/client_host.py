@@ -37,7 +37,7 @@ class Images:
     train: np.ndarray
     test: np.ndarray
     test_labels: np.ndarray
-    pixels: Normalization
+    normalization: Normalization
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class ClientHost:
         for shard in shards:
             if self._client_ids is not None and shard.client_id not in self._client_ids:
                 continue
-            pool, pixels = self._images.train, self._images.pixels
-            client = ClientState(shard.client_id, pool, pixels, shard.indices, shard.labels)
+            pool, normalization = self._images.train, self._images.normalization
+            client = ClientState(shard.client_id, pool, normalization, shard.indices, shard.labels)
             if synthetic is not None:
                 pick = seeds.generator(run_seed, "synthetic-init", client_id=shard.client_id)
                 client = replace(client, synthetic=distillation.initial_set(client, synthetic, pick))
@@ -172,7 +172,7 @@ class ClientHost:
         rows = np.arange(start, stop)
         images = self._images
         labels = images.test_labels[start:stop]
-        return measures.count_correct(self._compute, params, images.test, images.pixels, rows, labels)
+        return measures.count_correct(self._compute, params, images.test, images.normalization, rows, labels)
 
     def client_counts(
         self, params: Params, client_ids: tuple[int, ...] | None, request: UnlearningRequest
@@ -190,13 +190,13 @@ class ClientHost:
         """Return what an attack sees of these test samples."""
         images = self._images
         labels = images.test_labels[rows]
-        return measures.features(self._compute, params, images.test, images.pixels, rows, labels)
+        return measures.features(self._compute, params, images.test, images.normalization, rows, labels)
 
     def client_features(self, params: Params, client_id: int, positions: np.ndarray) -> np.ndarray:
         """Return what an attack sees of a client's own samples; the samples stay."""
         client = self._clients[client_id]
         rows, labels = client.indices[positions], client.labels[positions]
-        return measures.features(self._compute, params, client.pool, client.pixels, rows, labels)
+        return measures.features(self._compute, params, client.pool, client.normalization, rows, labels)
 
     def can_access(self, folder: StoragePath) -> bool:
         """Tell whether this node can access a folder: storage may not be shared."""
@@ -231,7 +231,7 @@ class ClientHost:
         client = self._clients[client_id]
         assert client.synthetic is not None
         row = np.flatnonzero(client.synthetic.labels == label)[k]
-        synthetic = to_bytes(client.synthetic.images[row : row + 1], client.pixels)[0]
+        synthetic = to_bytes(client.synthetic.images[row : row + 1], client.normalization)[0]
         real = client.pool[client.indices[client.synthetic.origin[row]]] if init == "real" else None
         return ImagePair(synthetic, real)
 

@@ -50,34 +50,45 @@ FEATURES = ("loss", "entropy")
 
 @torch.no_grad()
 def _logits(
-    compute: Compute, params: Params, pool: np.ndarray, pixels: Normalization, rows: np.ndarray
+    compute: Compute, params: Params, pool: np.ndarray, normalization: Normalization, rows: np.ndarray
 ) -> Iterator[tuple[slice, Tensor]]:
     theta = {name: tensor.to(compute.device) for name, tensor in params.items()}
     dtype = next(iter(theta.values())).dtype
     for start in range(0, len(rows), BATCH):
         piece = slice(start, start + BATCH)
         batch = torch.from_numpy(pool[rows[piece]]).to(compute.device)
-        yield piece, derivatives.forward(compute.model, theta, normalize(batch, pixels, dtype), keep=False).logits
+        images = normalize(batch, normalization, dtype)
+        yield piece, derivatives.forward(compute.model, theta, images, keep=False).logits
 
 
 def count_correct(
-    compute: Compute, params: Params, pool: np.ndarray, pixels: Normalization, rows: np.ndarray, labels: np.ndarray
+    compute: Compute,
+    params: Params,
+    pool: np.ndarray,
+    normalization: Normalization,
+    rows: np.ndarray,
+    labels: np.ndarray,
 ) -> Counts:
     """Count correct answers on ``pool[rows]``, whose labels are ``labels``."""
     classes = compute.model.num_classes
     guesses = np.empty(len(rows), np.int64)
-    for piece, logits in _logits(compute, params, pool, pixels, rows):
+    for piece, logits in _logits(compute, params, pool, normalization, rows):
         guesses[piece] = logits.argmax(1).cpu().numpy()
     right = guesses == labels
     return Counts(np.bincount(labels[right], minlength=classes), np.bincount(labels, minlength=classes))
 
 
 def features(
-    compute: Compute, params: Params, pool: np.ndarray, pixels: Normalization, rows: np.ndarray, labels: np.ndarray
+    compute: Compute,
+    params: Params,
+    pool: np.ndarray,
+    normalization: Normalization,
+    rows: np.ndarray,
+    labels: np.ndarray,
 ) -> np.ndarray:
     """Return :data:`FEATURES` of ``pool[rows]``, float64 (n, 2)."""
     found = np.empty((len(rows), len(FEATURES)))
-    for piece, logits in _logits(compute, params, pool, pixels, rows):
+    for piece, logits in _logits(compute, params, pool, normalization, rows):
         log_p = torch.log_softmax(logits.to(torch.float64), dim=1).cpu()
         of_label = log_p.gather(1, torch.from_numpy(labels[piece])[:, None])[:, 0]
         entropy = -(log_p.exp() * log_p).sum(1)
@@ -94,5 +105,5 @@ def client_counts(
     for view in (forgotten, View("real", without=request.forgotten)):
         mask = view.mask(client.client_id, client.labels)
         rows, labels = client.indices[mask], client.labels[mask]
-        halves.append(count_correct(compute, params, client.pool, client.pixels, rows, labels))
+        halves.append(count_correct(compute, params, client.pool, client.normalization, rows, labels))
     return halves[0], halves[1]

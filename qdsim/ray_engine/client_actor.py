@@ -37,7 +37,7 @@ class ClientActor:
         train: np.ndarray,
         test: np.ndarray,
         test_labels: np.ndarray,
-        pixels: Normalization,
+        normalization: Normalization,
         model: ConvNet,
         numerics: Numerics,
         client_ids: tuple[int, ...],
@@ -51,7 +51,7 @@ class ClientActor:
         limit_memory(device, gpu_share)
         self._place = ActorPlace(context.get_node_id(), ",".join(gpu_ids), device.type)
         compute = make_compute(model, device, numerics)
-        images = Images(train, test, test_labels, pixels)
+        images = Images(train, test, test_labels, normalization)
         self._host = ClientHost(compute, images, client_ids, self._place.node_id, self._place.gpu_id)
 
     def place(self) -> ActorPlace:

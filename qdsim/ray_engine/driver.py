@@ -93,7 +93,7 @@ def run_on_ray(
     # what can be told at once is told before anything is moved or started
     layout_of(plan, cluster.nodes(), cluster.most_gpus())
     images = take_images()
-    pixels = images.pixels
+    normalization = images.normalization
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
     del images
 
@@ -105,7 +105,7 @@ def run_on_ray(
         driver = _start_driver()
         rounds = 0
         try:
-            group = start_workers(plan, run_dir.name, refs, pixels, notify, check)
+            group = start_workers(plan, run_dir.name, refs, normalization, notify, check)
             running = driver.run.remote(plan, run_dir.resolve(), owner, group, faults)
             for event in _watch(driver, running, check):
                 rounds += isinstance(event, Progress) and event.row is not None

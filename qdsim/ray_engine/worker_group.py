@@ -47,7 +47,7 @@ def start_workers(
     plan: Plan,
     run_id: str,
     images: list[Any],
-    pixels: Normalization,
+    normalization: Normalization,
     notify: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> WorkerGroup:
@@ -60,7 +60,7 @@ def start_workers(
     if wanted.gpus_per_client == "auto" and not layout.gpus:
         notify("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
     reservation = Reservation(layout, run_id, wanted.placement_timeout_s, notify, check)
-    group = WorkerGroup(run_id, layout, reservation, (*images, pixels, plan.points[0].model, wanted.numerics()))
+    group = WorkerGroup(run_id, layout, reservation, (*images, normalization, plan.points[0].model, wanted.numerics()))
     group.actors = [group.start(worker) for worker in range(len(layout.clients))]
     return group
 

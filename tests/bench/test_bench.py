@@ -106,7 +106,7 @@ def test_rounds_are_those_of_the_engine():
     dataset = federations.noise(60, 1, 8)
     point, at = next(plan.build_plan(wanted, dataset).federations())
     compute = make_compute(point.model, torch.device("cpu"), wanted.cluster.numerics())
-    images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.pixels)
+    images = Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.normalization)
     executor = InlineExecutor(ClientHost(compute, images))
     shards = zip(at.partition.indices, at.labels, strict=True)
     owned = [Shard(i, rows, labels) for i, (rows, labels) in enumerate(shards)]

@@ -181,8 +181,8 @@ def test_real_mnist(real_data_root):
     mnist = datasets.load("mnist", real_data_root)
     assert mnist.train_images.shape == (60000, 1, 28, 28)
     assert mnist.test_images.shape == (10000, 1, 28, 28)
-    assert mnist.pixels.mean[0] == pytest.approx(0.1307, abs=1e-4)
-    assert mnist.pixels.std[0] == pytest.approx(0.3081, abs=1e-4)
+    assert mnist.normalization.mean[0] == pytest.approx(0.1307, abs=1e-4)
+    assert mnist.normalization.std[0] == pytest.approx(0.3081, abs=1e-4)
 
 
 @pytest.mark.slow

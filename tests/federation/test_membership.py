@@ -34,7 +34,7 @@ def noise(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def federation(samples: int):
     """Two clients and a test set of noise; return the first task, an executor, and what trains on."""
     train, test = noise(samples, 1), noise(samples, 2)
-    dataset = Dataset("noise", *train, *test, num_classes=10, pixels=PIXELS)
+    dataset = Dataset("noise", *train, *test, num_classes=10, normalization=PIXELS)
     job = validate({**TINY, "model": {"width": 32, "depth": 2}, "partition": {"kind": "iid", "clients": 2}})
     made = plan.build_plan(job, dataset)
     task = made.tasks()[0]
@@ -92,10 +92,10 @@ def test_features_by_hand():
 
 def test_how_many_samples_are_drawn():
     """By loss: as many of either kind, an even number, 5,000 at most; by entropy: 10,000 in all with the ratio kept."""
-    assert sample_sizes("loss_threshold", 45_000, 9_000, 5_000, 1_000) == membership.Sample(5000, 5000, 5000, 1000)
-    assert sample_sizes("loss_threshold", 301, 77, 20, 0) == membership.Sample(76, 76, 20, 0)
-    assert sample_sizes("entropy_svm", 45_000, 10_000, 5_000, 1_000) == membership.Sample(8182, 1818, 5000, 1000)
-    assert sample_sizes("entropy_svm", 300, 100, 20, 0) == membership.Sample(300, 100, 20, 0)
+    assert sample_sizes("loss_threshold", 45_000, 9_000, 5_000, 1_000) == membership.SampleSizes(5000, 5000, 5000, 1000)
+    assert sample_sizes("loss_threshold", 301, 77, 20, 0) == membership.SampleSizes(76, 76, 20, 0)
+    assert sample_sizes("entropy_svm", 45_000, 10_000, 5_000, 1_000) == membership.SampleSizes(8182, 1818, 5000, 1000)
+    assert sample_sizes("entropy_svm", 300, 100, 20, 0) == membership.SampleSizes(300, 100, 20, 0)
 
 
 def test_the_seeds_of_the_draws_never_change():

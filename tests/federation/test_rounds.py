@@ -30,7 +30,7 @@ def host() -> ClientHost:
     compute = make_compute()
     labels = np.concatenate([LABELS[i] for i in LABELS])
     source = make_client(9, labels.tolist())
-    images = Images(source.pool, source.pool, labels, source.pixels)
+    images = Images(source.pool, source.pool, labels, source.normalization)
     made = ClientHost(compute, images, node_id="n", gpu_id="g")
     starts = np.cumsum([0, *[len(LABELS[i]) for i in LABELS]])
     shards = [Shard(i, np.arange(starts[i], starts[i + 1]), np.array(LABELS[i])) for i in LABELS]
@@ -195,7 +195,7 @@ def test_correct_answers_are_counted_per_class():
     params = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
     params["linear.bias"][1] = 1.0
     client = make_client(0, [0, 1, 1, 2])
-    counts = count_correct(compute, params, client.pool, client.pixels, client.indices, client.labels)
+    counts = count_correct(compute, params, client.pool, client.normalization, client.indices, client.labels)
     assert (counts.correct.tolist(), counts.total.tolist()) == ([0, 2, 0], [1, 2, 1])
 
 
