@@ -1,7 +1,7 @@
 """Every random draw comes from a generator that is seeded by names.
 
 The names are (run seed, purpose, request, phase, round, client): never the run's id, a method's place
-in the plan, the order in which clients finish or the actor they sit on. A step that is done again
+in the plan, the order in which clients finish or the actor they run on. A step that is done again
 therefore draws the same numbers.
 """
 

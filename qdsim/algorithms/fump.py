@@ -165,6 +165,7 @@ def phases(hyper: Hyperparameters, settings: Fump, request: UnlearningRequest, h
             fedavg.phase("unlearn", stage, everything),
             client_step=partial(statistics, batch_size=stage.batch_size, view=everything, hook=settings.hook),
             server_step=partial(prune, settings=settings, target=target),
+            reads_once=True,
         ),
         replace(
             recover,

@@ -90,6 +90,8 @@ class Phase:
     """Begin from the current parameters, from training's θ_0, or from new random ones."""
     learns: bool = False
     """Its client step changes the client's own state: the synthetic set."""
+    reads_once: bool = False
+    """Its client step reads every sample once and forms no gradient, as FU-MP's statistics do; it is planned so."""
     rule: Rule | None = None
     """What ends the phase early where its stage is to stop by convergence; None: nothing does."""
 

@@ -22,7 +22,7 @@ class Rule:
     """One rule on one accuracy. Its text is what the table ``stages`` says."""
 
     score: str
-    """Column of the table ``rounds`` that it looks at."""
+    """Column of the table ``rounds`` that it is about."""
     patience: int = 0
     """0: stop once the score is at most 1 %; else once this many rounds have gained less than half a point."""
     falls: float = 0.0

@@ -42,7 +42,7 @@ CHAOS = Annotated[
     typer.Option("--chaos", metavar="FAULT", help='A fault on purpose, for example "kill client 7 at train:3".'),
 ]
 RESUME = Annotated[
-    bool, typer.Option("--resume", help="Go on with the newest run of this job under --out, if there is one.")
+    bool, typer.Option("--resume", help="Resume the newest run of this job under --out, if there is one.")
 ]
 
 
@@ -90,7 +90,7 @@ def resume(
     chaos: CHAOS = None,
     debug: DEBUG = False,
 ) -> None:
-    """Go on with a run from its last commit, with the settings it has."""
+    """Resume a run from its last commit, with the settings it has."""
     from qdsim.cli import display, launch
     from qdsim.experiment import config
     from qdsim.federation.chaos import Fault
@@ -129,7 +129,7 @@ def submit(
     chaos: CHAOS = None,
     debug: DEBUG = False,
 ) -> None:
-    """Send a job and this code to a cluster and run it there; it goes on when this command has ended."""
+    """Send a job and this code to a cluster and run it there; it keeps running when this command has ended."""
     from qdsim.experiment import config, job_files
     from qdsim.federation.chaos import Fault
     from qdsim.ray_engine import environment
@@ -156,7 +156,7 @@ def submit(
             server.follow(job_id, lambda text: print(text, end="", flush=True))
         ended = server.wait(job_id)
     except Interrupted:
-        say(f"the job {job_id} goes on")
+        say(f"the job {job_id} keeps running")
         raise
     if ended.exit_code and not follow:
         say("\n".join(server.last_lines(job_id)))
@@ -170,7 +170,7 @@ def stop(
     address: SERVER,
     debug: DEBUG = False,
 ) -> None:
-    """Stop a submitted job after its last commit, and wait for its end; submit it with --resume to go on."""
+    """Stop a submitted job after its last commit, and wait for its end; submit it with --resume to continue."""
     from qdsim.ray_engine import environment
 
     environment.prepare_for_jobs(address)  # before Ray is imported
@@ -183,7 +183,7 @@ def stop(
     elif ended.status != "stopped":
         say(f"{submission_id} ended by itself: {ended.status}, exit code {ended.exit_code}")
     elif any(line.startswith("qdsim: interrupted") for line in server.last_lines(submission_id)):
-        say(f"{submission_id} stopped in order; submit the job with --resume to go on from its last commit")
+        say(f"{submission_id} stopped in order; submit the job with --resume to continue from its last commit")
     else:
         say(
             f"{submission_id} stopped before it had begun, or killed after {STOP_WAIT_S} s; --resume works all the same"
@@ -216,7 +216,7 @@ def plan(
     memory: Annotated[str | None, typer.Option(help="Its memory; 64GB for each GPU by default.")] = None,
     debug: DEBUG = False,
 ) -> None:
-    """Say whether a job fits, how its clients will sit, and how long it will take; nothing is run but a probe."""
+    """Say whether a job fits, where its clients are placed, and how long it will take; only a probe is run."""
     from qdsim.cli import launch, plan_report
     from qdsim.experiment import config, job_files
     from qdsim.planning import planner

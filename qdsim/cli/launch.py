@@ -92,7 +92,7 @@ def run(
     """Check the job against its data, make the run directory, run, and return the directory.
 
     ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts. ``resume``
-    goes on with the newest run of the job, or with the one given, from its last commit; a finished one is returned.
+    resumes the newest run of the job, or the one given, from its last commit; a finished one is returned.
     """
     earlier = None if isinstance(resume, bool) else resume
     if resume is True:
@@ -157,7 +157,11 @@ def run(
                 told = _striking(told, Chaos(list(faults), run_dir))
                 run_on_ray(plan, run_dir, owner, images.pop, list(faults), told, stop.check)
         for fault in Chaos(list(faults), run_dir).spared():
-            emit(Notice(f"--chaos {str(fault)!r} never struck: nobody was there in that phase and round"))
+            emit(
+                Notice(
+                    f"--chaos {str(fault)!r} never struck: that phase and round did not run, or not with that client"
+                )
+            )
         manifest.finish("done", exit_code=0)
     return run_dir
 
@@ -186,11 +190,11 @@ def _recorded(manifest: run_directory.Manifest, run_dir: StoragePath) -> Iterato
 
 
 def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: StoragePath) -> None:
-    """Refuse to go on with a run of other settings; where the clients sit may change."""
+    """Refuse to resume a run with other settings; where its clients are placed may change."""
     now = json.loads(json.dumps(job.model_dump()))
     before = manifest.get("config") or {}
     if manifest.get("config_sha256", _config_sha256(before)) != _config_sha256(before):
-        why = "the configuration in its manifest.json is not the one it began with; run without --resume to start anew"
+        why = f"the configuration in its manifest.json is not the one it began with; {run_directory.START_ANEW}"
         raise BadInput("--resume", str(run_dir), why)
     # a key that the run's version knew nothing of had its default
     defaults = _flat(json.loads(json.dumps(validate({"name": job.name}).model_dump())))
@@ -199,7 +203,9 @@ def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: StoragePat
     differing = [k for k in differing if not k.startswith("cluster.")]
     if differing:
         said = ", ".join(f"{k} (then {flat_before.get(k)!r}, now {flat_now.get(k)!r})" for k in differing)
-        raise BadInput("--resume", str(run_dir), f"it has other settings: {said}; run without --resume to start anew")
+        raise BadInput(
+            "--resume", str(run_dir), f"it has other settings: {said}; run without --resume to start a new run"
+        )
 
 
 def _config_sha256(config: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from qdsim.planning.planner import ASSUMED_FLOPS, PlanReport
 
 
 def print_plan_report(console: Console, found: PlanReport, *, assumed: bool) -> None:
-    """Print who sits where, and how long each phase takes."""
+    """Print where clients are placed, and how long each phase takes."""
 
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)

@@ -18,9 +18,9 @@ from qdsim.store.storage import StoragePath
 STALE_S = 300.0
 LOOK_EVERY_S = 2.0
 SAID = {
-    "gone": "nobody runs it any more: qdsim resume RUN goes on from its last commit",
-    "interrupted": "qdsim resume RUN goes on from its last commit",
-    "failed": "qdsim resume RUN goes on from its last commit, once the cause is mended",
+    "gone": "no live process owns this run: qdsim resume RUN continues from its last commit",
+    "interrupted": "qdsim resume RUN continues from its last commit",
+    "failed": "qdsim resume RUN continues from its last commit, once the cause is fixed",
 }
 
 

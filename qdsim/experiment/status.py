@@ -78,7 +78,7 @@ class Status:
 
     run_id: str
     state: str
-    """That of the manifest, or ``gone``: nobody runs it any more, and it is not finished."""
+    """That of the manifest, or ``gone``: no live process owns the run, and it is not finished."""
     started_at: str
     error: str
     age_s: float | None
@@ -87,7 +87,7 @@ class Status:
     peak_memory_bytes: int | None = None
     """Of the largest process of a client, in the newest round."""
     nodes: int = 0
-    """On which the clients of that round sat."""
+    """That ran clients of that round."""
 
 
 def read(run_dir: StoragePath) -> Status:
@@ -134,8 +134,8 @@ def printable(text: str) -> str:
 
 
 def _newest(run_dir: StoragePath) -> tuple[int | None, int]:
-    """Return the largest memory of a client's process in the newest round, and on how many nodes clients sat."""
-    if isinstance(run_dir, Remote):  # there each look at a file is a request of its own
+    """Return the largest memory of a client's process in the newest round, and how many nodes ran clients."""
+    if isinstance(run_dir, Remote):  # there reading a file is a request of its own
         return None, 0
     parts = [path for path in run_directory.part_files(run_dir, "clients") if path.stem != run_directory.SCHEMA_PART]
     if not parts:

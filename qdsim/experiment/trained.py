@@ -1,4 +1,4 @@
-"""Trained states, found again: ``<out>/.trained/<hash>``.
+"""Trained states that later runs reuse: ``<out>/.trained/<hash>``.
 
 Training depends on seed, data, partition, model and training fields, with the synthetic fields where any method
 distils: their hash names the state. Another run, method or point of a sweep that comes to the same hash takes the

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdsim.algorithms import distillation
 from qdsim.algorithms.phase import Phase
-from qdsim.experiment.plan import MATCHED_IMAGE_COST, SHARED, FederationPlan, Plan, SweepPoint
+from qdsim.experiment.plan import MATCHED_IMAGE_COST, FederationPlan, Plan, SweepPoint, Task, training_task
 from qdsim.models.compute import CPU_MICRO_BATCH, WHOLE_BATCH
 from qdsim.models.convnet import ConvNet
 from qdsim.planning.layout import Layout, Node, lay_out
@@ -55,8 +55,8 @@ class Costs:
 class PhaseTime:
     """What a phase is expected to take."""
 
-    cell: str
     seed: int
+    cell: str
     method: str
     request: str
     phase: str
@@ -104,16 +104,17 @@ def loads(plan: Plan) -> list[float]:
     """Return how much each client has to do in training, all federations together: one set of actors serves all."""
     alike = Costs(1.0, 1.0, MATCHED_IMAGE_COST, 0.0)
     total = np.zeros(plan.max_clients)
-    for point, at in plan.federations():
-        for phase in point.training():
-            seconds = phase.stage.rounds * client_seconds(point, phase, SHARED, at, alike)
+    for training in (training_task(point, at) for point, at in plan.federations()):
+        for phase in training.phases():
+            seconds = phase.stage.rounds * client_seconds(training, phase, alike)
             total[: len(seconds)] += seconds
     return [float(value) for value in total]
 
 
-def client_seconds(point: SweepPoint, phase: Phase, method: str, at: FederationPlan, costs: Costs) -> np.ndarray:
+def client_seconds(task: Task, phase: Phase, costs: Costs) -> np.ndarray:
     """Return how long each client's step of a round takes."""
-    stage, sizes = phase.stage, point.sizes(phase, at)
+    point, at = task.point, task.federation
+    stage, sizes = phase.stage, task.sizes(phase)
     batch = np.minimum(sizes, stage.batch_size).astype(float)
     synthetic = at.partition.synthetic_counts(point.hyper.synthetic.scale).sum(1)
     if phase.name == "finetune":
@@ -125,7 +126,7 @@ def client_seconds(point: SweepPoint, phase: Phase, method: str, at: FederationP
         settings = point.hyper.synthetic
         matched = np.minimum(synthetic, settings.batch) * settings.steps if settings.matching else 0 * synthetic
         return np.asarray(stage.steps * (costs.learning_s * batch + costs.matching_s * matched))
-    if method == "fump" and phase.name == "unlearn":  # it looks at every sample once
+    if phase.reads_once:
         return np.asarray(costs.evaluation_s * sizes)
     return np.asarray(stage.steps * costs.gradient_s * batch)
 
@@ -135,44 +136,27 @@ def phase_times(plan: Plan, layout: Layout, lanes: int, costs: Costs) -> list[Ph
 
     ``costs`` are those of the first cell's network.
     """
-    found = []
-    for point, at in plan.federations():
-        for phase in point.training():
-            found.append(_phase_time(plan, point, at, SHARED, "", phase, layout, lanes, costs))
-    for task in plan.tasks():
-        request = task.request.label
-        for phase in task.phases():
-            time = _phase_time(plan, task.point, task.federation, task.method, request, phase, layout, lanes, costs)
-            found.append(time)
-    return found
+    tasks = [*(training_task(point, at) for point, at in plan.federations()), *plan.tasks()]
+    return [_phase_time(plan, task, phase, layout, lanes, costs) for task in tasks for phase in task.phases()]
 
 
-def _phase_time(
-    plan: Plan,
-    point: SweepPoint,
-    at: FederationPlan,
-    method: str,
-    request: str,
-    phase: Phase,
-    layout: Layout,
-    lanes: int,
-    costs: Costs,
-) -> PhaseTime:
+def _phase_time(plan: Plan, task: Task, phase: Phase, layout: Layout, lanes: int, costs: Costs) -> PhaseTime:
+    point, at = task.point, task.federation
     costs = costs.scaled(point.model.forward_flops / plan.points[0].model.forward_flops)
     share = phase.stage.participation
-    seconds = client_seconds(point, phase, method, at, costs)
+    seconds = client_seconds(task, phase, costs)
     # a client stays with its actor: a round is as long as the busiest one, or as all of them shared out over the lanes
     actors = [share * seconds[[i for i in group if i < len(seconds)]].sum() for group in layout.clients]
     steps_s = max(share * seconds.sum() / lanes, seconds.max(), *actors)
     side_by_side = min(lanes, len(layout.clients))
     tested = len(plan.test_labels)
     a_round_s = steps_s + costs.evaluation_s * tested / side_by_side + ROUND_S
-    # at the end of a request's phase every client looks at its own data as well
-    own_s = costs.evaluation_s * int(at.partition.counts.sum()) / side_by_side if request else 0.0
+    # at the end of a request's phase every client is evaluated on its own data as well
+    own_s = costs.evaluation_s * int(at.partition.counts.sum()) / side_by_side if task.request.label else 0.0
     takes_part = max(1, round((seconds > 0).sum() * share))
     wall_s = phase.stage.rounds * a_round_s + own_s
     waves = -(-takes_part // side_by_side)
-    return PhaseTime(point.label, at.seed, method, request, phase.name, phase.stage.rounds, waves, wall_s)
+    return PhaseTime(*task.key(phase.name), phase.stage.rounds, waves, wall_s)
 
 
 def total_s(times: Iterable[PhaseTime]) -> float:

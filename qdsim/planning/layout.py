@@ -15,7 +15,7 @@ ACTOR_BYTES = 400 * 2**20
 """What an actor takes where nobody has estimated it: 330 MB with torch were measured before it holds anything."""
 TOKEN_CPU = 0.01
 MOST_ACTORS_PER_CORE = 2
-"""Automatic packing on CPUs: more than one, so that a core has another client to go on with, and no more, since each
+"""Automatic packing on CPUs: more than one, so that a core always has another client to run, and no more, since each
 costs memory and start-up."""
 MOST_ACTORS_PER_GPU = 8
 """Automatic packing: each process on a GPU costs 300 to 400 MB of it before any tensor."""
@@ -131,7 +131,7 @@ def grouped(clients: int, most: int, loads: Sequence[float] = ()) -> tuple[tuple
 def assign(layout: Layout, nodes: Sequence[Node], count: int, has: Sequence[int] = ()) -> list[int] | None:
     """Return the node of each of so many actors, spread as evenly as they fit; None where they do not.
 
-    ``has`` says how many of the run's actors sit on each node already.
+    ``has`` says how many of the run's actors each node has already.
     """
     room = layout.held_by(nodes)
     if sum(room) < count:
@@ -180,7 +180,7 @@ class _Ask:
         if isinstance(wanted.cpus_per_actor, float):
             cpus = wanted.cpus_per_actor
         else:
-            # where GPUs decide who sits where, CPUs must not: the node with the GPUs may have few of them
+            # where GPUs decide the placement, CPUs must not: the node with the GPUs may have few of them
             share = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
             cpus = max(TOKEN_CPU, int(share * 100) / 100)
         asked = wanted.memory_per_actor_gb

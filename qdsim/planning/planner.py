@@ -1,4 +1,4 @@
-"""``qdsim plan``: does a job fit, how will its clients sit, and how long will it take?"""
+"""``qdsim plan``: does a job fit, where are its clients placed, and how long will it take?"""
 
 import os
 import re
@@ -109,7 +109,7 @@ def plan_job(job: Job, machines: Machines, measure: Measure) -> PlanReport:
 
 
 def _gpus_used(layout: Layout, machines: Machines) -> int:
-    """Return how many GPUs the actors sit on: Ray fills one of a node before the next."""
+    """Return how many GPUs the actors use: Ray fills one of a node before the next."""
     on_each = UNIT // max(1, int(layout.gpus * UNIT))
     chosen = assign(layout, machines.nodes, len(layout.clients))
     if chosen is None:  # nodes are still to come
@@ -134,7 +134,7 @@ def _check_gpu_memory(layout: Layout, needed: int, machines: Machines, clients: 
 
 
 def measured_here(layout: Layout, plan: Plan) -> Costs:
-    """Measure on this machine: on its cores, or on a GPU where the clients will sit on GPUs."""
+    """Measure on this machine: on its cores, or on a GPU where the clients will run on GPUs."""
     if layout.gpus:
         return probe.measure(probe.probe_client(plan), torch.device("cuda:0"))
     lanes = max(1, (os.cpu_count() or 1) // plan.job.cluster.threads)

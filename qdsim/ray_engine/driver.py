@@ -87,7 +87,7 @@ def run_on_ray(
 ) -> None:
     """Start the driver actor on this node and the clients' actors, and watch it to its end; ``check`` may raise.
 
-    A driver that is lost is replaced, with all of its clients, and goes on from the last commit: the images are owned
+    A driver that is lost is replaced, with all of its clients, and resumes from the last commit: the images are owned
     by this process, in Ray's store.
     """
     # what can be told at once is told before anything is moved or started

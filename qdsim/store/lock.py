@@ -25,7 +25,7 @@ SETTLE_S = 1.0
 
 @contextmanager
 def held(run_dir: StoragePath) -> Iterator[str]:
-    """Own a run inside the block; refuse where somebody alive does. Yields the name under which it is owned.
+    """Own a run inside the block; refuse where another live process does. Yields the name under which it is owned.
 
     An owner on this host is asked for by its process id; on another, where that tells nothing, the time of the lock
     file counts, which its owner renews every ten seconds.
@@ -54,7 +54,7 @@ def held(run_dir: StoragePath) -> Iterator[str]:
 
 
 def is_held(run_dir: StoragePath) -> bool:
-    """Tell whether somebody alive owns a run."""
+    """Tell whether a live process owns a run."""
     path = run_dir / "lock.json"
     owner = _read(path)
     if owner is None or owner.get("host") == platform.node():
@@ -65,7 +65,7 @@ def is_held(run_dir: StoragePath) -> bool:
 
 
 def check(run_dir: StoragePath, name: str) -> None:
-    """Refuse to go on for an owner that somebody else has taken over from.
+    """Refuse to continue for an owner that another process has taken over from.
 
     A driver may outlive a killed command by some seconds; meanwhile the run may have been resumed.
     """

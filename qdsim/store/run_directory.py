@@ -24,7 +24,7 @@ from qdsim.store.storage import StoragePath
 
 SCHEMA_PART = "00-schema"
 """The part of zero rows that each table begins with."""
-START_ANEW = "run without --resume to start anew"
+START_ANEW = "run without --resume to start a new run"
 
 
 def new_run_directory(out: StoragePath, name: str) -> StoragePath:
@@ -82,7 +82,7 @@ def part_files(run_dir: StoragePath, table: str) -> list[StoragePath]:
 
 
 def check_parts(run_dir: StoragePath) -> None:
-    """Refuse to go on with a run of which a part is damaged, or a round's rows are gone."""
+    """Refuse to resume a run of which a part is damaged, or a round's rows are gone."""
     there: dict[str, set[str]] = {}
     ended: list[dict[str, Any]] = []
     for table in tables.COLUMNS:
@@ -157,7 +157,7 @@ class Manifest:
 
     @staticmethod
     def reopen(run_dir: StoragePath, **changes: Any) -> "Manifest":
-        """Go on with a run: the start stays, each resumption is noted, the last end is taken back."""
+        """Resume a run: the start stays, each resumption is noted, the last end is taken back."""
         content = read_manifest(run_dir)
         for key in ("finished_at", "exit_code", "error"):
             content.pop(key, None)

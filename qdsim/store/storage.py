@@ -310,7 +310,7 @@ def _failed(path: StoragePath, error: OSError) -> StorageFailed:
     if error.errno in FULL and isinstance(path, Path):
         why = f"{why} ({_size(shutil.disk_usage(path.parent).free)} free)"
     fix = "free some space" if error.errno in FULL else "see that the storage is there and may be written to"
-    return StorageFailed(str(path), why, f"{fix}, then qdsim resume goes on from the last commit")
+    return StorageFailed(str(path), why, f"{fix}, then qdsim resume continues from the last commit")
 
 
 def _first_line(error: BaseException) -> str:

@@ -67,7 +67,7 @@ def test_a_run_whose_process_is_gone_says_how_to_go_on(watched, tmp_path):
     copy.mkdir()
     (copy / "manifest.json").write_text(json.dumps(manifest | {"state": "running"}))
     assert status.read(copy).state == "gone"
-    assert "nobody runs it any more: qdsim resume RUN" in shown(copy)
+    assert "no live process owns this run: qdsim resume RUN" in shown(copy)
     with lock.held(copy):
         assert status.read(copy).state == "running"
         assert "starting: no round yet" in shown(copy)

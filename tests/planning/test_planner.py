@@ -46,7 +46,7 @@ def test_a_rounds_time_is_that_of_its_busiest_actor(small):
     synthetic = at.partition.synthetic_counts(10).sum(1)
     by_hand = 2 * (16 * 2e-3 + synthetic * 4e-3)
     train = point.training()[0]
-    assert estimate.client_seconds(point, train, "shared", at, COSTS) == pytest.approx(by_hand)
+    assert estimate.client_seconds(plan.training_task(point, at), train, COSTS) == pytest.approx(by_hand)
     times = estimate.phase_times(small, Layout(((0, 1, 2), (3,)), 0.0, 1.0), 2, COSTS)
     assert times[0].wall_s == pytest.approx(3 * (by_hand[:3].sum() + 360 * 1e-4 / 2 + estimate.ROUND_S))
     assert (times[0].phase, times[0].rounds, times[0].waves) == ("train", 3, 2)
@@ -79,7 +79,7 @@ def test_of_few_participants_each_takes_its_own_time(small):
     job = config.validate(SMALL | {"train": SMALL["train"] | {"participation": 0.25}})
     made = plan.build_plan(job, datasets.load("digits", ""))
     point, at = next(made.federations())
-    longest = estimate.client_seconds(point, point.training()[0], "shared", at, COSTS).max()
+    longest = estimate.client_seconds(plan.training_task(point, at), point.training()[0], COSTS).max()
     time = estimate.phase_times(made, Layout(((0,), (1,), (2,), (3,)), 0.0, 1.0), 4, COSTS)[0]
     assert time.wall_s == pytest.approx(3 * (longest + 360 * 1e-4 / 4 + estimate.ROUND_S))
     assert time.waves == 1
@@ -102,7 +102,7 @@ def test_fine_tuning_is_fifty_matchings_and_the_descents_between_them():
     real = np.minimum(at.partition.counts, phase.stage.batch_size).sum(1)
     synthetic = at.partition.synthetic_counts(10).sum(1)
     by_hand = 50 * (real * 2e-3 + synthetic * 4e-3) + 49 * 10 * synthetic * 1e-3
-    assert estimate.client_seconds(point, phase, "shared", at, COSTS) == pytest.approx(by_hand)
+    assert estimate.client_seconds(plan.training_task(point, at), phase, COSTS) == pytest.approx(by_hand)
 
 
 def test_a_probe_measures_every_cost(small):

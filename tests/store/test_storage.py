@@ -225,7 +225,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_it_resumes(tmp_path):
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == ["exit 3", "exit 0"]
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("qdsim: ")]
-    assert "No space left on device (0.0 MB free); free some space, then qdsim resume goes on" in said
+    assert "No space left on device (0.0 MB free); free some space, then qdsim resume continues" in said
     assert "Traceback" not in done.stderr
     undisturbed = tmp_path / "undisturbed"
     subprocess.run(
