@@ -32,15 +32,15 @@ def _draw(outcomes: pd.DataFrame) -> mpl_figure.Figure:
     drawn, axes = style.figure(style.TEXT_WIDTH, 2.6, 1, 2, sharey=True)
     for axis, score, label in zip(axes, compare.SCORES, ("F-Set", "R-Set"), strict=True):
         before = outcomes.groupby("swept")[f"before.{score}"].mean()
-        axis.plot(before.index, before, color=style.METHOD_COLORS["shared"], ls=":", label="before")
+        axis.plot(before.index, before, color=style.TRAINING.color, ls=":", label="before")
         for method in style.method_order(outcomes["method"]):
             own = outcomes[outcomes["method"] == method].groupby("swept")[f"final.{score}"].agg(["mean", "std"])
             axis.errorbar(
                 own.index,
                 own["mean"],
                 yerr=style.spread(own["std"]),
-                color=style.METHOD_COLORS.get(method),
-                marker=style.METHOD_MARKERS.get(method, "o"),
+                color=style.method_style(method).color,
+                marker=style.method_style(method).marker,
                 label=style.method(method),
                 capsize=2,
             )

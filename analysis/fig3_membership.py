@@ -103,7 +103,7 @@ def _draw(wide: pd.DataFrame) -> mpl_figure.Figure:
                 ]
                 places = [place + (k - (len(methods) - 1) / 2) * width for place, _ in found]
                 means, errors = [v.mean() for _, v in found], [v.std() for _, v in found]  # none of one seed
-                color, label = style.METHOD_COLORS.get(method), style.method(method)
+                color, label = style.method_style(method).color, style.method(method)
                 axis.bar(places, means, 0.95 * width, yerr=errors, capsize=2, color=color, label=label)
             axis.set_xticks(range(len(SUBSETS)), list(SUBSETS.values()))
             axis.grid(visible=False, axis="x")

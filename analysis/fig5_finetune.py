@@ -61,7 +61,7 @@ def _draw(outcomes: pd.DataFrame, where: str | None, oracle: float | None) -> mp
     gradients = outcomes.groupby("swept")[["train.gradients_per_client", "finetune.gradients_per_client"]].mean()
     places = range(len(gradients))
     train, tuned = gradients["train.gradients_per_client"], gradients["finetune.gradients_per_client"]
-    right.bar(places, train, color=style.METHOD_COLORS["federaser"], label="FL training")
+    right.bar(places, train, color=style.METHODS["federaser"].color, label="FL training")
     right.bar(places, tuned, bottom=train, color="#999999", label="fine-tuning")
     right.set_xticks(places, [f"{value:g}" for value in gradients.index])
     right.set_xlabel("fine-tuning steps F")

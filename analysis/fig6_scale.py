@@ -43,7 +43,7 @@ def _draw(outcomes: pd.DataFrame, where: str | None, sga: float | None) -> mpl_f
     drawn, (left, right) = style.figure(style.TEXT_WIDTH, 2.5, 1, 2)
     accuracy_panel(left, outcomes, where, sga, "sga", "SGA-Or (real samples)")
     style.log_axis(left, "x", "scale s (one synthetic sample for s real ones)")
-    color = style.METHOD_COLORS["quickdrop"]
+    color = style.METHODS["quickdrop"].color
     for phase, name, marker, line in (("unlearn", "unlearning", "o", "-"), ("recover", "recovery", "s", "--")):
         if f"{phase}.client_compute_s" in outcomes:
             cost = outcomes.groupby("swept")[f"{phase}.client_compute_s"].mean()

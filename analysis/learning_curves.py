@@ -32,7 +32,7 @@ def _draw(train: pd.DataFrame, served: pd.DataFrame) -> mpl_figure.Figure:
     for (cell, _), own in train.groupby(["cell", "seed"], observed=True):
         shade = 0.35 + 0.65 * (cells.index(cell) + 1) / len(cells)
         own = own.sort_values("round")
-        left.plot(own["round"], own["test_accuracy"], color=style.METHOD_COLORS["shared"], alpha=shade, lw=1)
+        left.plot(own["round"], own["test_accuracy"], color=style.TRAINING.color, alpha=shade, lw=1)
     left.set_title("training")
     left.set_xlabel("round")
     left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -48,11 +48,11 @@ def _draw(train: pd.DataFrame, served: pd.DataFrame) -> mpl_figure.Figure:
                 name = style.method(method) if i == 0 else None
                 cost = own["client_compute_s"].cumsum()
                 cost = cost.where(cost > 0)  # FedEraser's first round costs no client anything: off a logarithmic axis
-                marker = style.METHOD_MARKERS.get(method, "o")
+                marker = style.method_style(method).marker
                 axis.plot(
                     cost,
                     own[score],
-                    color=style.METHOD_COLORS.get(method),
+                    color=style.method_style(method).color,
                     marker=marker,
                     ms=3,
                     lw=1,

@@ -48,7 +48,7 @@ def _draw(outcomes: pd.DataFrame) -> mpl_figure.Figure:
 def _scatter(axis: Axes, outcomes: pd.DataFrame, column: str) -> None:
     for method in style.method_order(outcomes["method"]):
         own = outcomes[outcomes["method"] == method]
-        color, marker = style.METHOD_COLORS.get(method), style.METHOD_MARKERS.get(method, "o")
+        color, marker = style.method_style(method)
         axis.scatter(own["total.client_compute_s"], own[column], s=12, color=color, marker=marker, alpha=0.4, lw=0)
         mean = own[["total.client_compute_s", column]].mean()
         label = style.method(method)

@@ -116,7 +116,7 @@ def _draw(points: pd.DataFrame, goal: float) -> mpl_figure.Figure:
             ends = own[own["chosen"]]
             ringed = (ends[f"full.{cost}"], ends["retain_accuracy"])
             axis.scatter(*ringed, s=70, facecolors="none", edgecolors=color, zorder=3)
-        axis.axhline(goal, color=style.METHOD_COLORS["retrain"], lw=1, label="retraining")
+        axis.axhline(goal, color=style.METHODS["retrain"].color, lw=1, label="retraining")
         axis.axhspan(goal - 0.01, goal, color="#DDDDDD", zorder=0, label="1 point below")
         style.log_axis(axis, "x", f"speed-up against retraining ({name})")
         style.as_percent(axis.yaxis)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
@@ -11,34 +11,30 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from qdsim.algorithms.methods import METHODS as DECLARED
+
+
+class MethodStyle(NamedTuple):
+    """How a method looks in every figure."""
+
+    color: str | None
+    """None: the next one of matplotlib's own."""
+    marker: str
+
+
 METHODS = {
-    "retrain": "Retrain-Or",
-    "federaser": "FedEraser",
-    "s2u": "S2U",
-    "sga": "SGA-Or",
-    "fump": "FU-MP",
-    "quickdrop": "QuickDrop",
+    "retrain": MethodStyle("#000000", "s"),
+    "federaser": MethodStyle("#E69F00", "^"),
+    "s2u": MethodStyle("#CC79A7", "v"),
+    "sga": MethodStyle("#56B4E9", "D"),
+    "fump": MethodStyle("#009E73", "P"),
+    "quickdrop": MethodStyle("#D55E00", "o"),
 }
-"""In the order of the paper's tables."""
-METHOD_COLORS = {
-    "shared": "#555555",
-    "retrain": "#000000",
-    "federaser": "#E69F00",
-    "s2u": "#CC79A7",
-    "sga": "#56B4E9",
-    "fump": "#009E73",
-    "quickdrop": "#D55E00",
-}
-"""Okabe and Ito's palette."""
-METHOD_MARKERS = {
-    "shared": ".",
-    "retrain": "s",
-    "federaser": "^",
-    "s2u": "v",
-    "sga": "D",
-    "fump": "P",
-    "quickdrop": "o",
-}
+"""In the order of the paper's tables, in Okabe and Ito's palette."""
+TRAINING = MethodStyle("#555555", ".")
+"""Of the training that all methods share."""
+ANY_METHOD = MethodStyle(None, "o")
+"""Of one that is not known here."""
 CLASS_COLORS = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#888888",
 )  # fmt: skip
@@ -148,7 +144,13 @@ def method_order(methods: Iterable[str]) -> list[str]:
 
 def method(name: object) -> str:
     """Return a method's name as the paper writes it."""
-    return METHODS.get(str(name), str(name))
+    declared = DECLARED.get(str(name))
+    return declared.title if declared else str(name)
+
+
+def method_style(name: str) -> MethodStyle:
+    """Return how a method looks."""
+    return TRAINING if name == "shared" else METHODS.get(name, ANY_METHOD)
 
 
 def class_color(c: int) -> str:

@@ -89,11 +89,11 @@ def accuracy_panel(
 ) -> None:
     """Draw R-Set accuracy after recovery against the swept values, another method's as a line, and the paper's."""
     means = outcomes.groupby("swept")["final.retain_accuracy"].agg(["mean", "std"])
-    color = style.METHOD_COLORS["quickdrop"]
+    color = style.METHODS["quickdrop"].color
     errors = style.spread(means["std"])
     axes.errorbar(means.index, means["mean"], yerr=errors, marker="o", color=color, capsize=2, label="QuickDrop")
     if line is not None:
-        axes.axhline(line, color=style.METHOD_COLORS[other], ls="--", lw=1, label=name)
+        axes.axhline(line, color=style.method_style(other).color, ls="--", lw=1, label=name)
     if where:
         values = [(v, compare.paper_value(where, f"{v:g}", "final.retain_accuracy")) for v in means.index]
         known = [(v, p) for v, p in values if p is not None]
