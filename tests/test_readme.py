@@ -11,7 +11,10 @@ from qdsim.store import tables
 from tests.conftest import PROJECT
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
-PAGES = [PROJECT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "cluster/README.md")]
+PAGES = [
+    PROJECT / name
+    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "analysis/README.md", "cluster/README.md")
+]
 PAGES += sorted((PROJECT / "docs").glob("*.md"))
 ALL_PAGES = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
