@@ -76,9 +76,9 @@ class RayFuture:
         """Wait for the result and hand it over."""
         self._executor.work_until(self)
         if self.delta is not None:
-            delta = self._executor.fetch(self)
+            packed = self._executor.fetch(self)
             update: ClientUpdate = self._value[0]
-            update.delta = P.unpack(delta)
+            update.delta, self.delta = P.unpack(packed), None  # nothing keeps it in Ray's store any longer
         return self._value.pop()
 
     def when_done(self, callback: Callable[[], None]) -> None:
@@ -173,6 +173,8 @@ class RayExecutor:
 
     def _start_calls(self) -> None:
         """Start the calls whose actor is free and has a core or GPU; the others keep their order."""
+        if not self._queue:
+            return
         self._share_out()
         busy = {future.worker for future in self._running.values()}
         used = Counter(self._workers.places[worker].node_id for worker in busy)
@@ -221,7 +223,7 @@ class RayExecutor:
     def _take_results(self) -> None:
         """Wait for a call to end, and take its result or deal with its failure."""
         done, _ = ray.wait(list(self._running), num_returns=1, timeout=POLL_S, fetch_local=False)
-        late = [ref for ref, future in self._running.items() if self._is_late(future)]
+        late = [] if done else [ref for ref, future in self._running.items() if self._is_late(future)]
         for ref in done or late:
             future = self._running.pop(ref)
             if future.handle is not self._workers.handles[future.worker]:  # and its clients' states with it
