@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from qdsim.algorithms.phase import RoundContext
+from qdsim.algorithms.phase import ClientUpdate, RoundContext
 from qdsim.errors import ClientFailed, StorageFailed
 from qdsim.federation.client_host import ClientHost
 from qdsim.federation.client_states import ClientStateStore
@@ -125,7 +125,8 @@ class InlineExecutor:
             raise ClientFailed(call.client_id, ctx.phase, ctx.round_number, "this machine", cause) from error
         if call.changes_state and call.step_of is not None and call.client_id is not None:
             self.states.record(call.client_id, call.step_of)
-        return Done([found], time.perf_counter() - began_s)
+        elapsed_s = found.step_s if isinstance(found, ClientUpdate) else time.perf_counter() - began_s
+        return Done([found], elapsed_s)
 
     def broadcast(self, method: str, *arguments: Any, params: Params | None = None, setup: bool = False) -> list[Any]:
         """Call the one host."""

@@ -71,7 +71,8 @@ def run_phase(
         observer.progress(number, len(participants), 0)
         counter = _StepCounter(observer, number, len(participants))
         steps: dict[int, Future] = {}
-        for i in sorted(participants, key=lambda i: -sizes[i]):  # the largest first: nobody waits for one at the end
+        # where steps run side by side, the largest first: else all would wait for one at the end
+        for i in sorted(participants, key=lambda i: -sizes[i]) if executor.overlaps else participants:
             call = Call("step", (phase.client_step, i, ctx), params, i, step_of=ctx, changes_state=phase.learns)
             steps[i] = executor.submit(call)
             steps[i].when_done(counter)

@@ -71,10 +71,9 @@ class ClientActor:
     def step(
         self, fault: Fault | None, packed: PackedParams, *arguments: Any
     ) -> tuple[tuple[ClientUpdate, float], PackedParams]:
-        """Run a client step; the delta is an object of its own, which waits in the store for its turn."""
+        """Run a client step; return the update with its time, and the delta, which waits in the store for its turn."""
         if fault is not None:
             fault.strike()
-        began_s = time.perf_counter()
         update = self._host.step(P.unpack(packed), *arguments)
         delta, update.delta = P.pack(update.delta), {}
-        return (update, time.perf_counter() - began_s), delta
+        return (update, update.step_s), delta

@@ -46,5 +46,5 @@ def test_driver_and_client_agree_on_sizes():
 
 def test_a_sequence_remembers_what_is_gone():
     """After class 2, the request for client 1 must keep class 2 out as well."""
-    second = UnlearningRequest("2:client:1", CLIENT_1, earlier=CLASS_2)
+    second = UnlearningRequest("2:client:1", CLIENT_1, previously_forgotten=CLASS_2)
     assert second.forgotten == ForgetSet(classes=frozenset([2]), clients=frozenset([1]))

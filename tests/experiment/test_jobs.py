@@ -131,13 +131,13 @@ def test_the_jobs_on_one_federation_share_their_training(profile):
 @pytest.mark.slow
 def test_every_job_on_real_data_can_be_planned(real_data_root):
     """Partitions can be drawn, requests resolved and phases made for each profile, where the data are at hand."""
-    datasets = {name: datasets.load(name, real_data_root) for name in ("mnist", "cifar10")}
+    loaded = {name: datasets.load(name, real_data_root) for name in ("mnist", "cifar10")}
     planned = 0
     for path in JOBS:
         for profile in (None, "laptop", "smoke"):
             job = config.load(path, profile=profile)
-            if job.data.dataset in datasets:
-                made = plan.build_plan(job, datasets[job.data.dataset])
+            if job.data.dataset in loaded:
+                made = plan.build_plan(job, loaded[job.data.dataset])
                 assert all(task.phases() for task in made.tasks())
                 planned += 1
     assert planned == 3 * 15
