@@ -52,7 +52,7 @@ def phase(step=add_size, rounds=2, participation=1.0) -> Phase:
 class Recording:
     """An observer that keeps what it is told."""
 
-    def __init__(self, executor=None, request=None):
+    def __init__(self):
         self.rounds: list[Round] = []
         self.heard: list[tuple[int, int, int]] = []
         self.order: list[str] = []
