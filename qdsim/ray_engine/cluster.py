@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import ray
 from ray.exceptions import AuthenticationError
 
-from qdsim.errors import CannotReach
+from qdsim.errors import BadInput, CannotReach
 from qdsim.experiment.sections import Cluster
 from qdsim.planning.layout import Node
 from qdsim.ray_engine.environment import how_to_authenticate
@@ -75,7 +75,16 @@ def _no_dashboard() -> Iterator[None]:
 
 @contextmanager
 def connected(wanted: Cluster, address: str | None) -> Iterator[None]:
-    """Join the cluster at ``address``, or start one on this machine for the duration of the block."""
+    """Join the cluster at ``address``, or start one on this machine for the duration of the block.
+
+    A process that is connected already (a notebook, a worker of Ray Tune) stays so: the run takes that cluster.
+    """
+    if ray.is_initialized():
+        if address is not None:
+            why = "this process is connected to a cluster already: leave the address out, or call ray.shutdown() first"
+            raise BadInput("--address", address, why)
+        yield
+        return
     if address is None and not os.environ.get("RAY_ADDRESS"):
         with _no_dashboard():
             ray.init(

@@ -40,13 +40,21 @@ class DriverActor:
         self._reported_s = 0.0
         self._gauges: Gauges | None = None
 
-    def run(self, plan: Plan, run_dir: StoragePath, owner: str, group: WorkerGroup, faults: list[Fault]) -> None:
+    def run(
+        self,
+        plan: Plan,
+        run_dir: StoragePath,
+        owner: str,
+        group: WorkerGroup,
+        faults: list[Fault],
+        trained_in: StoragePath | None,
+    ) -> None:
         """Run the whole plan. Of the images there are references only: they never come into this process."""
         use_threads(plan.job.cluster.threads)
         self._gauges = Gauges(run_dir.name)
         chaos = Chaos(faults, run_dir)
         executor = RayExecutor(plan.job.cluster, group, chaos, self._emit)
-        Experiment(plan, executor, run_dir, partial(self._strike_or_emit, chaos), owner).run()
+        Experiment(plan, executor, run_dir, partial(self._strike_or_emit, chaos), owner, trained_in).run()
 
     def _strike_or_emit(self, chaos: Chaos, event: Event) -> None:
         """Pass an event on; a fault that is meant for this process strikes when its round begins."""
@@ -84,6 +92,7 @@ def run_on_ray(
     faults: list[Fault],
     emit: Callable[[Event], None],
     check: Callable[[], None],
+    trained_in: StoragePath | None = None,
 ) -> None:
     """Start the driver actor on this node and the clients' actors, and watch it to its end; ``check`` may raise.
 
@@ -106,7 +115,8 @@ def run_on_ray(
         rounds = 0
         try:
             group = start_workers(plan, run_dir.name, refs, normalization, notify, check)
-            running = driver.run.remote(plan, run_dir.resolve(), owner, group, faults)
+            stored = trained_in.resolve() if trained_in is not None else None
+            running = driver.run.remote(plan, run_dir.resolve(), owner, group, faults, stored)
             for event in _watch(driver, running, check):
                 rounds += isinstance(event, Progress) and event.row is not None
                 emit(event)
