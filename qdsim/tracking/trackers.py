@@ -77,7 +77,9 @@ class TensorBoard:
             self._open(series)
             for point in own:
                 for name, value in point.values.items():
-                    self._writer.add_scalar(name, value, point.round_number, point.time_s, double_precision=True)
+                    self._writer.add_scalar(
+                        name, value, point.round_number, point.time_s, new_style=True, double_precision=True
+                    )
         if self._writer is not None:
             self._writer.flush()
 
