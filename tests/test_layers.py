@@ -25,7 +25,7 @@ LAYERS = {
     "ray_engine": {"torch", "numpy", "ray"},
     "tracking": {"torch", "pyarrow", "wandb", "mlflow", "trackio"},
     "api": {"torch", "pandas", "pyarrow", "rich", "IPython", "analysis"},
-    "tuning": {"pandas", "ray"},
+    "tuning": {"pandas", "ray", "optuna"},
     "bench": {"torch", "numpy", "pyarrow", "PIL", "ray", "rich", "flwr", "bare"},
     "cli": {"rich", "typer"},
     "__init__": set(),

@@ -120,8 +120,9 @@ def run(
             environment.prepare(address)  # before Ray is imported
             from qdsim.ray_engine import cluster  # and before the threads take turns: it would come second to torch
 
+            stays = cluster.is_connected()
             with _beside(lambda: _check(job, faults)) as checked:
-                stop = connection.enter_context(_ray(cluster.connected(job.cluster, address)))
+                stop = connection.enter_context(on_ray(cluster.connected(job.cluster, address)))
                 while not wait([checked], timeout=POLL_S).done:
                     stop.check()
                 plan, dataset = checked.result()
@@ -161,7 +162,17 @@ def run(
                 from qdsim.ray_engine.driver import run_on_ray
 
                 told = _striking(told, Chaos(list(faults), run_dir))
-                run_on_ray(plan, run_dir, owner, images.pop, list(faults), told, stop.check, trained_in)
+                run_on_ray(
+                    plan,
+                    run_dir,
+                    owner,
+                    images.pop,
+                    list(faults),
+                    told,
+                    stop.check,
+                    trained_in,
+                    stays_connected=stays,
+                )
         for fault in Chaos(list(faults), run_dir).spared():
             emit(
                 Notice(
@@ -281,7 +292,7 @@ def _inline_executor(plan: Plan, images: Images) -> InlineExecutor:
 
 
 @contextmanager
-def _ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
+def on_ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
     """Have Ray inside the block, and be told of signals instead of being interrupted by them."""
     with (
         interruptible(at_once=False) as early,

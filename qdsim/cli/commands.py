@@ -324,11 +324,13 @@ def tune(
         tell=say,
     )
     table = Table(box=None, pad_edge=False)
-    for name in found.trials.columns:
-        table.add_column(name, overflow="fold")
-    for row in found.trials.itertuples(index=False):
+    for name in found.trials.columns.drop("error"):
+        table.add_column("metric" if name == metric else name, no_wrap=True)
+    for row in found.trials.drop(columns="error").itertuples(index=False):
         table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
     Console().print(table)
+    for error, count in found.trials["error"][found.trials["error"] != ""].value_counts().items():
+        say(f"{count} failed: {error}")
     say(f"trials: {found.path / 'trials.csv'}")
     chosen = " ".join(f"--set {shlex.quote(text)}" for text in [*(overrides or []), *functions.as_texts(found.best)])
     say(f"the best: qdsim run {job} {f'--profile {profile} ' if profile else ''}{chosen}")

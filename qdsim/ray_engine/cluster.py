@@ -55,6 +55,11 @@ def free() -> dict[str, float]:
     return {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}  # type: ignore[no-untyped-call]
 
 
+def is_connected() -> bool:
+    """Tell whether this process is connected to a cluster: a notebook may be, and a worker of Ray Tune is."""
+    return bool(ray.is_initialized())
+
+
 @contextmanager
 def _no_dashboard() -> Iterator[None]:
     """Have Ray take itself for one that was installed without its dashboard.
@@ -77,9 +82,9 @@ def _no_dashboard() -> Iterator[None]:
 def connected(wanted: Cluster, address: str | None) -> Iterator[None]:
     """Join the cluster at ``address``, or start one on this machine for the duration of the block.
 
-    A process that is connected already (a notebook, a worker of Ray Tune) stays so: the run takes that cluster.
+    A process that is connected already stays so: the run takes that cluster.
     """
-    if ray.is_initialized():
+    if is_connected():
         if address is not None:
             why = "this process is connected to a cluster already: leave the address out, or call ray.shutdown() first"
             raise BadInput("--address", address, why)

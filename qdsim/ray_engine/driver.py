@@ -22,6 +22,7 @@ from qdsim.planning.estimate import layout_of
 from qdsim.ray_engine import cluster
 from qdsim.ray_engine.executor import RayExecutor
 from qdsim.ray_engine.metrics import Gauges
+from qdsim.ray_engine.reservation import release
 from qdsim.ray_engine.worker_group import WorkerGroup, start_workers
 from qdsim.ray_engine.workers import first_line
 from qdsim.store.storage import StoragePath
@@ -93,11 +94,14 @@ def run_on_ray(
     emit: Callable[[Event], None],
     check: Callable[[], None],
     trained_in: StoragePath | None = None,
+    *,
+    stays_connected: bool = False,
 ) -> None:
     """Start the driver actor on this node and the clients' actors, and watch it to its end; ``check`` may raise.
 
     A driver that is lost is replaced, with all of its clients, and resumes from the last commit: the images are owned
-    by this process, in Ray's store.
+    by this process, in Ray's store. Where the process stays connected to the cluster afterwards, the run's actors and
+    reservations are ended here; elsewhere they end with the connection.
     """
     # what can be told at once is told before anything is moved or started
     layout_of(plan, cluster.nodes(), cluster.most_gpus())
@@ -134,6 +138,12 @@ def run_on_ray(
             if attempts == plan.job.cluster.attempts:
                 raise QdsimError(f"the driver actor was lost {attempts} times: {first_line(error)}") from error
             notify(f"the driver was lost: {first_line(error)}; resuming from the last commit")
+        finally:
+            if stays_connected:
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(driver)
+                with contextlib.suppress(RayError):
+                    release(run_dir.name)
 
 
 def _start_driver() -> Any:

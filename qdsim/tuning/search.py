@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,11 +14,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from qdsim.api import functions
+from qdsim.api import functions, launch
 from qdsim.api.functions import JobLike
 from qdsim.api.run import Run
 from qdsim.data import datasets
-from qdsim.errors import BadInput, QdsimError
+from qdsim.errors import BadInput, Interrupted, QdsimError
 from qdsim.experiment.config import Job, Overrides
 from qdsim.ray_engine import environment
 from qdsim.store import storage
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
 SEARCHES = ("random", "optuna")
 FIXED = ("name", "cluster", "sweep")
 """Keys that no search may vary: they move no number, or make several runs of one."""
+HELD_BYTES = 1_000_000
+SETTINGS_OF_TUNE = {
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # which shows each failure as a page
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # which would end a search as if it were done
+}
 TUNE_FOLDER = "ray_tune"
 """Where Ray Tune keeps its own files, inside the folder of the search."""
 
@@ -82,36 +90,42 @@ def tune(
     parent = storage.folder(str(out)).absolute()
     datasets.check_there(loaded.data.dataset, loaded.data.root, download=loaded.data.download)
     environment.prepare(address)
-    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+    os.environ |= SETTINGS_OF_TUNE
     from ray import tune as ray_tune
 
     from qdsim.ray_engine import cluster
 
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # why a trial failed is said in a line
     folder = parent / f"{loaded.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True)
     values = json.loads(json.dumps(loaded.model_dump()))
     values["data"]["root"] = os.path.abspath(loaded.data.root)  # a trial has a folder of its own
     trial = partial(_trial, values=values, folder=folder, trained_in=parent, engine=engine, metric=wanted)
-    # an inline run computes in the process of its trial; on Ray its clients have their own reservations
-    held = {"CPU": float(loaded.cluster.threads if engine == "inline" else 0)}
-    with cluster.connected(loaded.cluster, address):
-        tuner = ray_tune.Tuner(
-            ray_tune.with_resources(trial, held),
-            param_space={} if search == "optuna" else {r.key: r.of_tune() for r in ranges},
-            tune_config=ray_tune.TuneConfig(
-                metric="metric",
-                mode=mode,
-                num_samples=trials,
-                search_alg=_searcher(search, ranges, mode, concurrent, seed),
-            ),
-            run_config=ray_tune.RunConfig(
-                name=TUNE_FOLDER,
-                storage_path=str(folder),
-                verbose=0,
-                callbacks=[_telling(tell, metric, trials)] if tell else [],
-            ),
-        )
-        found = tuner.fit()
+    # an inline run computes in the process of its trial; on Ray its clients have their own reservations, and the
+    # trial, which must hold something, holds none of their cores
+    held = {"CPU": loaded.cluster.threads} if engine == "inline" else {"memory": HELD_BYTES}
+    try:
+        with launch.on_ray(cluster.connected(loaded.cluster, address)) as stop:
+            tuner = ray_tune.Tuner(
+                ray_tune.with_resources(trial, held),
+                param_space={} if search == "optuna" else {r.key: r.of_tune() for r in ranges},
+                tune_config=ray_tune.TuneConfig(
+                    metric="metric",
+                    mode=mode,
+                    num_samples=trials,
+                    search_alg=_searcher(search, ranges, mode, concurrent, seed),
+                ),
+                run_config=ray_tune.RunConfig(
+                    name=TUNE_FOLDER,
+                    storage_path=str(folder),
+                    verbose=0,
+                    callbacks=[_watching(stop.check, tell, metric, trials)],
+                ),
+            )
+            found = tuner.fit()
+    except Interrupted as stopped:
+        signal.raise_signal(stopped.signum)  # to whom it belongs, as of a run
+        raise
     return _result(found, folder, [r.key for r in ranges], metric, mode)
 
 
@@ -157,9 +171,11 @@ def _trial(
 
 def _searcher(search: str, ranges: Sequence[Range], mode: str, concurrent: int, seed: int) -> Any:
     if search == "optuna":
+        import optuna
         from ray.tune.search import ConcurrencyLimiter
         from ray.tune.search.optuna import OptunaSearch
 
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = {r.key: r.of_tune() for r in ranges}
         return ConcurrencyLimiter(OptunaSearch(space, metric="metric", mode=mode, seed=seed), concurrent)
     from ray.tune.search.basic_variant import BasicVariantGenerator
@@ -167,24 +183,28 @@ def _searcher(search: str, ranges: Sequence[Range], mode: str, concurrent: int, 
     return BasicVariantGenerator(max_concurrent=concurrent, random_state=seed)
 
 
-def _telling(tell: Callable[[str], None], metric: str, total: int) -> Any:
-    """Return what tells a line for each trial that has ended."""
+def _watching(check: Callable[[], None], tell: Callable[[str], None] | None, metric: str, total: int) -> Any:
+    """Return what tells a line for each trial that has ended, and may raise between the steps of a search."""
     from ray import tune as ray_tune
 
-    class Telling(ray_tune.Callback):
+    class Watching(ray_tune.Callback):
         ended = 0
+
+        def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            check()
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             self._say(trial, f"{metric} = {trial.last_result.get('metric', float('nan')):.6g}")
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self._say(trial, f"failed: {_why(trial.get_error())}")
+            self._say(trial, "failed")  # why, Ray Tune knows when all have ended
 
         def _say(self, trial: Any, said: str) -> None:
             self.ended += 1
-            tell(f"trial {self.ended} of {total}: {_shown(trial.config)}: {said}")
+            if tell is not None:
+                tell(f"trial {self.ended} of {total}: {_shown(trial.config)}: {said}")
 
-    return Telling()
+    return Watching()
 
 
 def _shown(config: Mapping[str, Any]) -> str:

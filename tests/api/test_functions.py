@@ -167,16 +167,21 @@ def test_a_plan_that_does_not_fit_is_refused():
 
 @pytest.mark.ray
 def test_a_process_that_is_connected_to_ray_stays_so(tmp_path, cluster_address):
-    """The run takes the cluster that is there, and leaves it; an address beside it is refused."""
+    """The run takes the cluster that is there and leaves it with all cores free; an address beside it is refused."""
     import ray
 
     ray.init(address=cluster_address, log_to_driver=False)
     try:
         changes = SMALL | {"cluster.clients_per_actor": 5}
+        whole = ray.cluster_resources()
         found = qdsim.run(TINY, set=changes, out=tmp_path, progress=False)
         assert found.state == "done"
         assert set(found.clients["node_id"]) == {ray.get_runtime_context().get_node_id()}
         assert ray.is_initialized()
+        deadline_s = time.monotonic() + 20
+        while ray.available_resources().get("CPU") != whole["CPU"]:
+            assert time.monotonic() < deadline_s, "the run's actors still hold cores"
+            time.sleep(0.1)
         with pytest.raises(BadInput, match="connected to a cluster already"):
             qdsim.run(TINY, out=tmp_path, address=cluster_address, progress=False)
     finally:
