@@ -22,10 +22,9 @@ from qdsim.errors import BadInput
 from qdsim.store.run_directory import part_files, read_manifest, read_part, runs_in
 from qdsim.store.storage import StoragePath, folder
 from qdsim.store.summary import asked_names
-from qdsim.store.tables import COLUMNS, SCHEMA_VERSION, names
+from qdsim.store.tables import COLUMNS, PHASES, SCHEMA_VERSION, names
 
 ADDED = ("job", "dataset", "setting", "partition", "asked")
-PHASES = ("train", "finetune", "unlearn", "recover", "relearn")
 READERS = 8
 """Threads that read parts: opening thousands of small files is mostly waiting."""
 VARIES = {

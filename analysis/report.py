@@ -183,11 +183,14 @@ def _name_apart(sections: Sequence[Section]) -> None:
             section.items[i] = replace(item, stem=stem)
 
 
-def write(report: Report, out: Path, tell: Callable[[str], None]) -> None:
-    """Write everything into a folder, figures on several processes: a report may have a hundred of them."""
+def write(report: Report, out: Path, tell: Callable[[str], None], *, most_workers: int = MOST_WORKERS) -> None:
+    """Write everything into a folder, figures on several processes: a report may have a hundred of them.
+
+    A process that is started imports the program's main module again: a script of the user's wants one worker.
+    """
     out.mkdir(parents=True, exist_ok=True)
     figures = [item for section in report.sections for item in section.items if isinstance(item, Figure)]
-    workers = min(MOST_WORKERS, os.cpu_count() or 1) if len(figures) >= WORTH_WORKERS else 1
+    workers = min(most_workers, os.cpu_count() or 1) if len(figures) >= WORTH_WORKERS else 1
     context = multiprocessing.get_context("spawn")  # a fork would copy the reader's threads half-way through
     with ProcessPoolExecutor(workers, mp_context=context) if workers > 1 else nullcontext() as pool:
         drawn = {id(figure): pool.submit(figure.write, out) for figure in figures} if pool else {}

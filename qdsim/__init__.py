@@ -1,5 +1,9 @@
 """qdsim: federated unlearning with QuickDrop, simulated on Ray.
 
+    import qdsim
+    run = qdsim.run("quickstart", set={"train.rounds": 5})
+    run.rounds        # every table as a DataFrame
+
 An experiment is a list of phases; a phase is rounds of ``client_step`` then ``server_step``; both are plain functions
 on values. Ray only decides where ``client_step`` runs. A package imports only those above it:
 
@@ -12,8 +16,42 @@ on values. Ray only decides where ``client_step`` runs. A package imports only t
     experiment/   a job from its file to its rows: settings, plan, runner, commits, stored trainings
     planning/     does a job fit, where are its clients placed, how long will it take
     ray_engine/   clients as Ray actors, the driver, jobs on a cluster
+    tracking/     the rows of the tables in TensorBoard, W&B, MLflow and Trackio
+    api/          run, resume, load and plan; one run from job to directory; what a person sees of it
+    tuning/       a search over keys of a job, with Ray Tune
     bench/        what ``qdsim bench`` measures
-    cli/          the commands, and all that a person sees
+    cli/          the commands
+
+Importing it brings nothing else with it: what it offers is imported when it is first asked for.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qdsim.api.functions import load, plan, resume, run
+    from qdsim.api.run import Run
+    from qdsim.errors import QdsimError
+    from qdsim.experiment.config import Job
+    from qdsim.tuning.search import tune
+
 __version__ = "0.1.0"
+__all__ = ["Job", "QdsimError", "Run", "__version__", "load", "plan", "resume", "run", "tune"]
+
+_PLACES = {
+    "Job": "qdsim.experiment.config",
+    "QdsimError": "qdsim.errors",
+    "Run": "qdsim.api.run",
+    **dict.fromkeys(("load", "plan", "resume", "run"), "qdsim.api.functions"),
+    "tune": "qdsim.tuning.search",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'qdsim' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -25,6 +25,7 @@ class Interrupted(BaseException):
 
     def __init__(self, signum: int):
         super().__init__(signum)
+        self.signum = signum
         self.exit_code = 128 + signum
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import pandas as pd
 
-from qdsim.cli import launch
+from qdsim.api import launch
 from qdsim.experiment import config
 from qdsim.experiment.progress import Event
 from qdsim.federation.chaos import Fault

@@ -24,8 +24,11 @@ LAYERS = {
     "experiment": {"numpy", "pyarrow", "pydantic", "pydantic_core", "PIL"},
     "planning": {"torch", "numpy"},
     "ray_engine": {"torch", "numpy", "ray"},
+    "tracking": {"torch", "pyarrow", "wandb", "mlflow", "trackio"},
+    "api": {"torch", "pandas", "pyarrow", "rich", "IPython", "analysis"},
+    "tuning": {"pandas", "ray", "optuna"},
     "bench": {"torch", "numpy", "pyarrow", "PIL", "ray", "rich", "flwr", "bare"},
-    "cli": {"torch", "pandas", "rich", "typer"},
+    "cli": {"rich", "typer"},
     "__init__": set(),
     "__main__": set(),
 }
@@ -105,11 +108,22 @@ def test_a_job_is_checked_without_torch():
     """Nor Ray nor pandas: a mistake is told at once, and torch is imported while Ray starts."""
     unwanted = {"torch", "torchvision", "ray", "pandas", "sklearn"}
     code = (
-        "import sys\nfrom qdsim.cli import commands, display, launch\nfrom qdsim.experiment import config\n"
+        "import sys\nfrom qdsim.api import functions\nfrom qdsim.cli import commands\nfrom qdsim.tuning import search\n"
         f"print(sorted({unwanted!r} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_importing_qdsim_brings_nothing_with_it():
+    """What it offers is there by name, and imported when it is asked for; what it does not offer is not there."""
+    code = (
+        "import sys\nbefore = set(sys.modules)\nimport qdsim\n"
+        "own = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(own - set(sys.stdlib_module_names)), 'run' in dir(qdsim), hasattr(qdsim, 'fit'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['qdsim'] True False"
 
 
 def test_no_file_has_a_name_that_says_nothing():

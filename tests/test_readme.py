@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qdsim.experiment import config, job_files
 from qdsim.store import tables
+from qdsim.tracking.trackers import TRACKERS
 from tests.conftest import PROJECT
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
@@ -28,7 +29,9 @@ def test_the_test_command_is_the_one_that_ci_runs():
 
 def test_every_job_and_file_that_the_pages_name_exists():
     """Jobs, modules and folders."""
-    for path in set(re.findall(r"(?:jobs|cluster|qdsim|analysis|tests|docs)/[\w/]+\.(?:toml|py|md|png)", ALL_PAGES)):
+    for path in set(
+        re.findall(r"(?:jobs|cluster|qdsim|analysis|tests|docs)/[\w/]+\.(?:toml|py|md|png|ipynb)", ALL_PAGES)
+    ):
         assert (PROJECT / path).exists(), path
 
 
@@ -85,9 +88,9 @@ def test_the_tables_that_are_listed_are_written():
 
 
 def test_running_needs_no_extra():
-    """Extras are for tests and development; everything that qdsim imports is a plain dependency."""
+    """Extras are trackers, searches, tests and development; all else that qdsim imports is a plain dependency."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     plain = {re.split(r"[\[>]", d)[0] for d in project["dependencies"]}
     assert plain >= {"ray", "torch", "torchvision", "pandas", "pyarrow", "pydantic", "rich", "typer", "scikit-learn"}
     assert plain >= {"matplotlib", "jinja2"}
-    assert set(project["optional-dependencies"]) == {"test", "dev"}
+    assert set(project["optional-dependencies"]) == {*TRACKERS, "tune", "test", "dev"}

@@ -1,6 +1,6 @@
 """The commands: ``qdsim --help``. The only file that reads arguments, prints errors or exits."""
 
-import os
+import shlex
 import signal
 import sys
 import tomllib
@@ -41,6 +41,10 @@ CHAOS = Annotated[
     list[str] | None,
     typer.Option("--chaos", metavar="FAULT", help='A fault on purpose, for example "kill client 7 at train:3".'),
 ]
+TRACK = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="tensorboard, wandb, mlflow or trackio, live; may be repeated."),
+]
 RESUME = Annotated[
     bool, typer.Option("--resume", help="Resume the newest run of this job under --out, if there is one.")
 ]
@@ -55,31 +59,25 @@ def run(
     engine: ENGINE = "ray",
     address: ADDRESS = None,
     resume: RESUME = False,
+    track: TRACK = None,
     chaos: CHAOS = None,
     debug: DEBUG = False,
 ) -> None:
     """Run a job: train, unlearn, recover, relearn; results stream into a new directory under --out."""
-    from qdsim.cli import display, launch
-    from qdsim.experiment import config, job_files
-    from qdsim.federation.chaos import Fault
+    from qdsim.api import display, functions
 
-    console = Console()
-    faults = [Fault.parse(text) for text in chaos or []]
-    loaded = config.load(job_files.find(job), profile=profile, overrides=overrides)
-    origin = {"job": str(job), "profile": profile, "set": list(overrides or [])}
-    with display.Display(console) as screen:
-        run_dir = launch.run(
-            loaded,
-            storage.folder(out),
-            engine=engine,
-            address=address,
-            origin=origin,
-            begin=screen.begin,
-            emit=screen.emit,
-            resume=resume,
-            faults=faults,
-        )
-    display.print_result(console, run_dir)
+    done = functions.run(
+        job,
+        set=overrides,
+        profile=profile,
+        out=out,
+        engine=engine,
+        address=address,
+        resume=resume,
+        track=track or (),
+        chaos=chaos or (),
+    )
+    display.print_result(Console(), done.path)
 
 
 @app.command()
@@ -87,33 +85,15 @@ def resume(
     run: RUN,
     engine: ENGINE = "ray",
     address: ADDRESS = None,
+    track: TRACK = None,
     chaos: CHAOS = None,
     debug: DEBUG = False,
 ) -> None:
     """Resume a run from its last commit, with the settings it has."""
-    from qdsim.cli import display, launch
-    from qdsim.experiment import config
-    from qdsim.federation.chaos import Fault
-    from qdsim.store.run_directory import read_manifest
+    from qdsim.api import display, functions
 
-    console = Console()
-    faults = [Fault.parse(text) for text in chaos or []]
-    run_dir = storage.folder(run).resolve()
-    manifest = read_manifest(run_dir)
-    job = config.of_manifest(manifest, run_dir)
-    with display.Display(console) as screen:
-        launch.run(
-            job,
-            run_dir.parent,
-            engine=engine,
-            address=address,
-            origin=manifest.get("origin") or {},
-            begin=screen.begin,
-            emit=screen.emit,
-            resume=run_dir,
-            faults=faults,
-        )
-    display.print_result(console, run_dir)
+    done = functions.resume(run, engine=engine, address=address, track=track or (), chaos=chaos or ())
+    display.print_result(Console(), done.path)
 
 
 @app.command()
@@ -126,6 +106,7 @@ def submit(
     resume: RESUME = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end, and exit with its exit code.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Wait, and show its log meanwhile.")] = False,
+    track: TRACK = None,
     chaos: CHAOS = None,
     debug: DEBUG = False,
 ) -> None:
@@ -133,6 +114,7 @@ def submit(
     from qdsim.experiment import config, job_files
     from qdsim.federation.chaos import Fault
     from qdsim.ray_engine import environment
+    from qdsim.tracking.follow import check_trackers
 
     file = job_files.find(job)
     loaded = config.load(file, profile=profile, overrides=overrides)
@@ -140,6 +122,8 @@ def submit(
     arguments = ["--out", str(there), *(["--resume"] if resume else []), *(["--profile", profile] if profile else [])]
     arguments += [f"--set={text}" for text in overrides or []]
     arguments += [f"--chaos={Fault.parse(text)}" for text in chaos or []]
+    # whether they are installed shows there
+    arguments += [f"--track={name}" for name in check_trackers(track or (), installed=False)]
     environment.prepare_for_jobs(address)  # before Ray is imported
     from qdsim.ray_engine.jobs import JobServer
 
@@ -217,25 +201,19 @@ def plan(
     debug: DEBUG = False,
 ) -> None:
     """Say whether a job fits, where its clients are placed, and how long it will take; only a probe is run."""
-    from qdsim.cli import launch, plan_report
-    from qdsim.experiment import config, job_files
-    from qdsim.planning import planner
+    from qdsim.api import functions, plan_report
 
-    loaded = config.load(job_files.find(job), profile=profile, overrides=overrides)
-    if gpus is None and (gpu_memory or cpus or memory):
-        raise BadInput(
-            "--gpus", None, "--gpu-memory, --cpus and --memory describe a machine with so many GPUs: give it"
-        )
-    if gpus is not None and address is not None:
-        raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
-    where = address or os.environ.get("RAY_ADDRESS")
-    if gpus is not None:
-        report = planner.plan_job(loaded, planner.imagined(gpus, gpu_memory, cpus, memory), planner.assumed)
-    elif where:
-        report = launch.plan_on_cluster(loaded, where)
-    else:
-        report = planner.plan_job(loaded, planner.this_machine(), planner.measured_here)
-    plan_report.print_plan_report(Console(), report, assumed=bool(gpus and report.layout.gpus))
+    found = functions.plan(
+        job,
+        set=overrides,
+        profile=profile,
+        address=address,
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+        cpus=cpus,
+        memory=memory,
+    )
+    plan_report.print_plan_report(Console(), found.report, assumed=found.is_assumed)
 
 
 @app.command()
@@ -260,9 +238,27 @@ def show(
     debug: DEBUG = False,
 ) -> None:
     """Print the result table of a run, finished or not."""
-    from qdsim.cli import display
+    from qdsim.api import display
 
     display.print_result(Console(), storage.folder(run))
+
+
+@app.command()
+def export(
+    run: RUN,
+    to: Annotated[
+        list[str], typer.Option("--to", metavar="NAME", help="tensorboard, wandb, mlflow or trackio; may be repeated.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where TensorBoard's and W&B's files go; by default the run directory.")
+    ] = None,
+    debug: DEBUG = False,
+) -> None:
+    """Send the rows of a run, finished or not, to a tracker; nothing is there twice, however often it is done."""
+    from qdsim.tracking import follow
+
+    for line in follow.export(storage.folder(run), follow.check_trackers(to, "--to"), out):
+        say(line)
 
 
 @app.command()
@@ -281,6 +277,63 @@ def bench(
 
     suite.run(suite.chosen(names or []), rounds, flower, svhn, Console(), out)
     say(f"python -m analysis bench {out} draws it")
+
+
+@app.command()
+def tune(
+    job: JOB,
+    over: Annotated[
+        list[str],
+        typer.Option(
+            "--over", metavar="KEY=RANGE", help="For example train.lr=loguniform(0.001,0.1); may be repeated."
+        ),
+    ],
+    metric: Annotated[
+        str, typer.Option(help="[METHOD.]PHASE.COLUMN of the table stages, or several with + and - between them.")
+    ],
+    mode: Annotated[Literal["max", "min"], typer.Option(help="Whether much of it is good, or little.")] = "max",
+    trials: Annotated[int, typer.Option(min=1, help="How many runs.")] = 10,
+    search: Annotated[Literal["random", "optuna"], typer.Option(help="How values are proposed.")] = "random",
+    concurrent: Annotated[int, typer.Option(min=1, help="How many trials run at a time.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the proposals.")] = 0,
+    overrides: SET = None,
+    profile: PROFILE = None,
+    out: Annotated[str, typer.Option(help="Where the search makes its folder, and where .trained lies.")] = "runs",
+    engine: ENGINE = "ray",
+    address: ADDRESS = None,
+    debug: DEBUG = False,
+) -> None:
+    """Search over keys of a job with Ray Tune: each trial is a run, and trials share what was trained."""
+    from qdsim.api import functions
+    from qdsim.tuning import search as searches
+
+    found = searches.tune(
+        job,
+        over=over,
+        metric=metric,
+        mode=mode,
+        trials=trials,
+        search=search,
+        concurrent=concurrent,
+        seed=seed,
+        set=overrides,
+        profile=profile,
+        out=out,
+        engine=engine,
+        address=address,
+        tell=say,
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in found.trials.columns.drop("error"):
+        table.add_column("metric" if name == metric else name, no_wrap=True)
+    for row in found.trials.drop(columns="error").itertuples(index=False):
+        table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
+    Console().print(table)
+    for error, count in found.trials["error"][found.trials["error"] != ""].value_counts().items():
+        say(f"{count} failed: {error}")
+    say(f"trials: {found.path / 'trials.csv'}")
+    chosen = " ".join(f"--set {shlex.quote(text)}" for text in [*(overrides or []), *functions.as_texts(found.best)])
+    say(f"the best: qdsim run {job} {f'--profile {profile} ' if profile else ''}{chosen}")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from qdsim.cli.display import duration, percent_scores, who
+from qdsim.api.display import duration, percent_scores, who
 from qdsim.experiment import status
 from qdsim.experiment.status import Status
 from qdsim.store.storage import StoragePath

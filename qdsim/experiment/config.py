@@ -9,7 +9,7 @@ import difflib
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +47,8 @@ if TYPE_CHECKING:  # a job is checked without torch
 FIXED_SECTIONS = ("data", "cluster")
 """No sweep may change these: all cells of a run share one data set and one set of actors."""
 MOST_POINTS = 1000
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Values by their keys, or texts ``KEY=VALUE``."""
 
 
 class Job(Section):
@@ -253,10 +255,18 @@ def _keys_of(section: Any) -> list[str]:
     return list(section.model_fields) if issubclass(section, Section) else [field.name for field in fields(section)]
 
 
-def load(path: Path, *, profile: str | None = None, overrides: list[str] | None = None) -> Job:
-    """Read a job file and apply a profile and ``KEY=VALUE`` overrides to it."""
-    values = _read(path)
-    chosen = [_parse_override(text) for text in overrides or []]
+def load(path: Path, *, profile: str | None = None, overrides: Overrides | None = None) -> Job:
+    """Read a job file and apply a profile and overrides to it."""
+    return build(_read(path), profile=profile, overrides=overrides)
+
+
+def build(given: Mapping[str, Any], *, profile: str | None = None, overrides: Overrides | None = None) -> Job:
+    """Apply a profile and overrides to the content of a job file, and check what comes of it."""
+    values = dict(given)
+    if isinstance(overrides, Mapping):
+        chosen = [*overrides.items()]
+    else:
+        chosen = [_parse_override(text) for text in overrides or []]
     for key, value in chosen:
         _assign(values, key, value)
     if isinstance(values.get("sweep"), dict):  # one value by --set beats the file's list of them

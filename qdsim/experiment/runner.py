@@ -35,14 +35,20 @@ class Experiment:
     """One plan, one executor, one run directory."""
 
     def __init__(
-        self, plan: Plan, executor: Executor, run_dir: StoragePath, emit: Callable[[Event], None], owner: str = ""
+        self,
+        plan: Plan,
+        executor: Executor,
+        run_dir: StoragePath,
+        emit: Callable[[Event], None],
+        owner: str = "",
+        trained_in: StoragePath | None = None,
     ):
         self._plan, self._executor, self._emit = plan, executor, emit
         self._writer = TableWriter(run_dir)
         self._checkpoint = Checkpoint(run_dir)
         check_owner = partial(lock.check, run_dir, owner)
         self._run_state = RunState(plan, executor, self._writer, self._checkpoint, emit, check_owner)
-        self._store = TrainedStore(run_dir.parent)
+        self._store = TrainedStore(trained_in or run_dir.parent)
         self._models = run_dir / "models"
         self._commit: Commit | None = None
         """Where an earlier attempt at the run stopped."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import ray
 from ray.exceptions import AuthenticationError
 
-from qdsim.errors import CannotReach
+from qdsim.errors import BadInput, CannotReach
 from qdsim.experiment.sections import Cluster
 from qdsim.planning.layout import Node
 from qdsim.ray_engine.environment import how_to_authenticate
@@ -55,6 +55,11 @@ def free() -> dict[str, float]:
     return {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}  # type: ignore[no-untyped-call]
 
 
+def is_connected() -> bool:
+    """Tell whether this process is connected to a cluster: a notebook may be, and a worker of Ray Tune is."""
+    return bool(ray.is_initialized())
+
+
 @contextmanager
 def _no_dashboard() -> Iterator[None]:
     """Have Ray take itself for one that was installed without its dashboard.
@@ -75,7 +80,16 @@ def _no_dashboard() -> Iterator[None]:
 
 @contextmanager
 def connected(wanted: Cluster, address: str | None) -> Iterator[None]:
-    """Join the cluster at ``address``, or start one on this machine for the duration of the block."""
+    """Join the cluster at ``address``, or start one on this machine for the duration of the block.
+
+    A process that is connected already stays so: the run takes that cluster.
+    """
+    if is_connected():
+        if address is not None:
+            why = "this process is connected to a cluster already: leave the address out, or call ray.shutdown() first"
+            raise BadInput("--address", address, why)
+        yield
+        return
     if address is None and not os.environ.get("RAY_ADDRESS"):
         with _no_dashboard():
             ray.init(

@@ -22,6 +22,7 @@ from qdsim.planning.estimate import layout_of
 from qdsim.ray_engine import cluster
 from qdsim.ray_engine.executor import RayExecutor
 from qdsim.ray_engine.metrics import Gauges
+from qdsim.ray_engine.reservation import release
 from qdsim.ray_engine.worker_group import WorkerGroup, start_workers
 from qdsim.ray_engine.workers import first_line
 from qdsim.store.storage import StoragePath
@@ -40,13 +41,21 @@ class DriverActor:
         self._reported_s = 0.0
         self._gauges: Gauges | None = None
 
-    def run(self, plan: Plan, run_dir: StoragePath, owner: str, group: WorkerGroup, faults: list[Fault]) -> None:
+    def run(
+        self,
+        plan: Plan,
+        run_dir: StoragePath,
+        owner: str,
+        group: WorkerGroup,
+        faults: list[Fault],
+        trained_in: StoragePath | None,
+    ) -> None:
         """Run the whole plan. Of the images there are references only: they never come into this process."""
         use_threads(plan.job.cluster.threads)
         self._gauges = Gauges(run_dir.name)
         chaos = Chaos(faults, run_dir)
         executor = RayExecutor(plan.job.cluster, group, chaos, self._emit)
-        Experiment(plan, executor, run_dir, partial(self._strike_or_emit, chaos), owner).run()
+        Experiment(plan, executor, run_dir, partial(self._strike_or_emit, chaos), owner, trained_in).run()
 
     def _strike_or_emit(self, chaos: Chaos, event: Event) -> None:
         """Pass an event on; a fault that is meant for this process strikes when its round begins."""
@@ -84,11 +93,15 @@ def run_on_ray(
     faults: list[Fault],
     emit: Callable[[Event], None],
     check: Callable[[], None],
+    trained_in: StoragePath | None = None,
+    *,
+    stays_connected: bool = False,
 ) -> None:
     """Start the driver actor on this node and the clients' actors, and watch it to its end; ``check`` may raise.
 
     A driver that is lost is replaced, with all of its clients, and resumes from the last commit: the images are owned
-    by this process, in Ray's store.
+    by this process, in Ray's store. Where the process stays connected to the cluster afterwards, the run's actors and
+    reservations are ended here; elsewhere they end with the connection.
     """
     # what can be told at once is told before anything is moved or started
     layout_of(plan, cluster.nodes(), cluster.most_gpus())
@@ -106,7 +119,8 @@ def run_on_ray(
         rounds = 0
         try:
             group = start_workers(plan, run_dir.name, refs, normalization, notify, check)
-            running = driver.run.remote(plan, run_dir.resolve(), owner, group, faults)
+            stored = trained_in.resolve() if trained_in is not None else None
+            running = driver.run.remote(plan, run_dir.resolve(), owner, group, faults, stored)
             for event in _watch(driver, running, check):
                 rounds += isinstance(event, Progress) and event.row is not None
                 emit(event)
@@ -124,6 +138,12 @@ def run_on_ray(
             if attempts == plan.job.cluster.attempts:
                 raise QdsimError(f"the driver actor was lost {attempts} times: {first_line(error)}") from error
             notify(f"the driver was lost: {first_line(error)}; resuming from the last commit")
+        finally:
+            if stays_connected:
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(driver)
+                with contextlib.suppress(RayError):
+                    release(run_dir.name)
 
 
 def _start_driver() -> Any:

@@ -3,6 +3,7 @@
 import gc
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ def prepare(address: str | None) -> None:
     """Set ``RAY_AUTH_MODE`` explicitly: left to itself Ray decides by the files it happens to find.
 
     A cluster started here gets a token of its own that no file holds; a running one is joined with the
-    user's token where there is one. What the user has set stays.
+    user's token where there is one. What the user has set stays. Where Ray runs already, it is too late.
     """
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     local = address is None and not os.environ.get("RAY_ADDRESS")

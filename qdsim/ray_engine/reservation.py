@@ -32,16 +32,9 @@ class Reservation:
         self._moves = 0
         self.nodes: list[str] = []
         """Of each actor's place."""
-        self._release_stale()
+        release(run_id)  # of a driver that was lost
         group, self.nodes = self._reserve(len(layout.clients), run_id, notify, check)
         self._places = [(group, i) for i in range(len(layout.clients))]
-
-    def _release_stale(self) -> None:
-        """Give up what a driver that was lost had reserved: it would stay reserved."""
-        for hex_id, group in placement_group_table().items():
-            if group["name"].partition("/")[0] == self._run_id and group["state"] != "REMOVED":
-                with contextlib.suppress(ValueError):
-                    remove_placement_group(_handle(hex_id))
 
     def strategy(self, actor: int) -> Any:
         """Return what binds an actor to its place."""
@@ -107,6 +100,14 @@ class Reservation:
         fix = "wait for other jobs, set cluster.clients_per_actor higher or cluster.gpus_per_client lower"
         found = f"{cluster.free()} free after {self._timeout_s:g} s (cluster.placement_timeout_s)"
         return CannotPlace(str(self._layout), found, fix, self._layout.table(cluster.nodes()))
+
+
+def release(run_id: str) -> None:
+    """Give up what a run has reserved, with the actors there: while the job that made it lasts, it stays reserved."""
+    for hex_id, group in placement_group_table().items():
+        if group["name"].partition("/")[0] == run_id and group["state"] != "REMOVED":
+            with contextlib.suppress(ValueError):
+                remove_placement_group(_handle(hex_id))
 
 
 def _handle(hex_id: str) -> Any:

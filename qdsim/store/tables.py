@@ -39,6 +39,8 @@ KEYS = (
     Column("round", pa.int64(), "counts from 1 within its phase; 0 where a row belongs to no round"),
 )
 """What every row carries: whose it is."""
+PHASES = ("train", "finetune", "unlearn", "recover", "relearn")
+"""In the order in which they run."""
 SCORES = (
     Column("test_accuracy", pa.float64(), "on the whole test set"),
     Column("forget_accuracy", pa.float64(), "F-Set: test samples of the class, or the forgotten client's own data"),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from qdsim.algorithms import fump
 from qdsim.algorithms.methods import CAPABILITIES, METHODS
-from qdsim.cli import display
+from qdsim.api import display
 from qdsim.data import datasets, partition
 from qdsim.errors import BadInput
 from qdsim.experiment import config, plan

@@ -180,7 +180,7 @@ def _processes_of(pid: int) -> list[str]:
 @pytest.mark.ray
 def test_rows_can_be_read_while_the_run_goes_on(cluster_address, tmp_path):
     """Every time a round is reported, pandas reads at least that many whole rows."""
-    from qdsim.cli import launch
+    from qdsim.api import launch
     from tests.runs import TINY
 
     seen: list[tuple[int, int]] = []

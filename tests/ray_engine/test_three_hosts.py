@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from qdsim.cli import launch
+from qdsim.api import launch
 from qdsim.data import datasets
 from qdsim.experiment import config
 from qdsim.store.run_directory import read_manifest

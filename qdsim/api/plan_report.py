@@ -1,15 +1,72 @@
-"""What ``qdsim plan`` prints."""
+"""What ``qdsim plan`` prints, and what :func:`qdsim.plan` returns."""
 
+from __future__ import annotations
+
+import html
+import io
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qdsim.cli.display import duration
+from qdsim.api.display import duration
 from qdsim.planning import estimate
 from qdsim.planning.estimate import PhaseTime
 from qdsim.planning.planner import ASSUMED_FLOPS, PlanReport
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WIDTH = 120
+
+
+@dataclass(frozen=True, repr=False)
+class JobPlan:
+    """A job that fits: where its clients are placed, and how long it takes. Printed, it is what the command prints."""
+
+    report: PlanReport
+    is_assumed: bool
+    """The speed of its GPUs was not measured."""
+
+    @property
+    def total_s(self) -> float:
+        """Wall-clock time of the whole job."""
+        return estimate.total_s(self.report.times)
+
+    @property
+    def storage_bytes(self) -> int:
+        """What its run directory comes to."""
+        return self.report.storage_bytes
+
+    @property
+    def phases(self) -> pd.DataFrame:
+        """One row for a method's phase, over all seeds, cells and requests."""
+        import pandas as pd
+
+        rows = [
+            {
+                "method": method,
+                "phase": phase,
+                "times": len(times),
+                "rounds": max(time.rounds for time in times),
+                "waves": max(time.waves for time in times),
+                "wall_s": sum(time.wall_s for time in times),
+            }
+            for (method, phase), times in _grouped(self.report.times).items()
+        ]
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        """Return what ``qdsim plan`` prints."""
+        console = Console(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False, force_terminal=False)
+        print_plan_report(console, self.report, assumed=self.is_assumed)
+        return "\n".join(line.rstrip() for line in console.export_text().splitlines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 def print_plan_report(console: Console, found: PlanReport, *, assumed: bool) -> None:

@@ -1,15 +1,17 @@
-"""What a person sees: a live screen in a terminal, plain lines elsewhere, and the result table."""
+"""What a person sees: a live screen in a terminal or a notebook, plain lines elsewhere, and the result table."""
 
 from __future__ import annotations
 
+import html
+import io
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -24,15 +26,25 @@ if TYPE_CHECKING:  # none is needed to begin with; qdsim's bring torch
     from qdsim.experiment.plan import Plan
 
 RESULT_WIDTH = 120
+RESULT_COLUMNS = ("method", "model", "F-Set", "R-Set", "rounds", "samples", "compute", "speed-up")
+NOTHING_SERVED = "no request has been served yet: no stage to show"
 LINES_BELOW_PLAN = 10
+NOTEBOOK_LINES = 25
+NOTEBOOK_WIDTH = 110
+NOTEBOOK_EVERY_S = 0.25
+NOTEBOOK_NOTES = 5
+NOTEBOOK_CODE = '<pre style="line-height:normal; white-space:pre; overflow-x:auto">{code}</pre>'
 
 
 class Display:
-    """Shows progress events; ``with`` it around a run."""
+    """Shows progress events; ``with`` it around a run. A quiet console shows nothing."""
 
     def __init__(self, console: Console):
         self._console = console
         self._live: Live | None = None
+        self._cell: NotebookCell | None = None
+        self._said: list[str] = []
+        """In a notebook: the lines above the live screen, and the notes."""
         self._began_s = time.monotonic()
         self._last: Progress | None = None
         self._pace = Pace()
@@ -43,7 +55,12 @@ class Display:
 
     def __enter__(self) -> Display:
         """Take the screen over, where there is one."""
-        if self._console.is_terminal:
+        if self._console.quiet:
+            return self
+        if self._console.is_jupyter:
+            self._cell = NotebookCell()
+            self._cell.show(self._render())
+        elif self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._render)
             self._live.start()
         return self
@@ -55,6 +72,9 @@ class Display:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self._cell is not None:  # of a run that failed the screen stays: it says where
+            self._cell.show(self._head() if error is None else self._render())
+            self._cell = None
 
     def begin(self, plan: Plan, run_dir: StoragePath) -> None:
         """Say what is about to run, and where its results go."""
@@ -62,13 +82,11 @@ class Display:
         samples = int(plan.points[0].federations[0].partition.counts.sum())
         swept = f"{len(plan.points)} cells of {', '.join(job.sweep)}, " if job.sweep else ""
         self._tasks = [who(t.point.label, t.federation.seed, t.method, t.request.label) for t in plan.tasks()]
-        self._console.print(
+        self._print(
             f"{job.name}: {job.data.dataset}, {job.partition.clients} clients, {samples:,} samples, {swept}"
-            f"seeds {list(job.seeds)}, methods {', '.join(job.methods)}",
-            highlight=False,
-            soft_wrap=True,
+            f"seeds {list(job.seeds)}, methods {', '.join(job.methods)}"
         )
-        self._console.print(f"results in {run_dir}", highlight=False, soft_wrap=True)
+        self._print(f"results in {run_dir}")
 
     def emit(self, event: Event) -> None:
         """Take an event in; print a line for a finished round and task (in a terminal: for a finished phase)."""
@@ -78,16 +96,19 @@ class Display:
             return
         self._last = event
         self._pace.mark(event.share_done)
+        live = self._live is not None or self._cell is not None
         if event.finished:
             if event.row is None:
                 self._pace.forget()
             self._finish(event, now_s)
         elif event.row is not None:
             self._score = f"{percent_scores(event.row)}, {event.row['wall_s']:.1f} s"
-            if self._live is None or event.phase_ended:
-                left = self._pace.left_s() if self._live is None else None  # the live screen says it already
+            if self._cell is None and (not live or event.phase_ended):
+                left = self._pace.left_s() if not live else None  # the live screen says it already
                 tail = f", {duration(left)} left" if left is not None else ""
                 self._line(now_s, f"{_place(event)}: {self._score}{tail}")
+        if self._cell is not None and self._cell.is_due():
+            self._cell.show(self._render())
 
     def _finish(self, event: Progress, now_s: float) -> None:
         """Note that a task has ended; a training that was found ready, or a task done before a resume, is said too."""
@@ -96,17 +117,24 @@ class Display:
             return
         without = "done before" if event.phase else "nothing left to train on"
         self._ended[event.task] = percent_scores(event.row) if event.row else without
-        if self._live is None:
+        if self._live is None and self._cell is None:
             said = f"{len(self._ended)}/{len(self._tasks)} done, {self._tasks[event.task]}: {self._ended[event.task]}"
             self._line(now_s, said)
 
     def _line(self, now_s: float, text: str) -> None:
-        self._console.print(f"[{duration(now_s - self._began_s):>7}] {text}", highlight=False, soft_wrap=True)
+        self._print(f"[{duration(now_s - self._began_s):>7}] {text}")
+
+    def _print(self, text: str) -> None:
+        if self._cell is None:
+            self._console.print(text, highlight=False, soft_wrap=True)
+        else:
+            self._said = [*self._said[:2], *self._said[2:][-NOTEBOOK_NOTES + 1 :], text]
+            self._cell.show(self._render())
 
     def _render(self) -> Group:
         event = self._last
         if event is None:
-            return Group(Text(f"starting, {duration(time.monotonic() - self._began_s)}"))
+            return Group(self._head(), Text(f"starting, {duration(time.monotonic() - self._began_s)}"))
         left = self._pace.left_s()
         bars = Table.grid(padding=(0, 1))
         bars.add_row("run", ProgressBar(total=1.0, completed=event.share_done, width=40), f"{event.share_done:4.0%}")
@@ -118,11 +146,15 @@ class Display:
         spent = duration(time.monotonic() - self._began_s)
         ahead = f"{duration(left)} left" if left is not None else "time left not known yet"
         now = Text(f"{_place(event)}   {self._score}", style="bold")
-        return Group(self._plan(event), now, bars, Text(f"{spent} spent, {ahead}"))
+        return Group(self._head(), self._plan(event), now, bars, Text(f"{spent} spent, {ahead}"))
+
+    def _head(self) -> Group:
+        return Group(*(Text(text) for text in self._said))
 
     def _plan(self, event: Progress) -> Table:
         """One line for each task: done with its scores, running, or waiting; those around the running one."""
-        room = max(3, min(len(self._tasks), self._console.height - LINES_BELOW_PLAN))
+        height = self._console.height if self._cell is None else NOTEBOOK_LINES
+        room = max(3, min(len(self._tasks), height - LINES_BELOW_PLAN))
         running = event.task if event.task >= 0 else len(self._ended)
         first = max(0, min(running - room // 2, len(self._tasks) - room))
         table = Table.grid(padding=(0, 2))
@@ -139,6 +171,35 @@ class Display:
         if rest > 0:
             table.add_row("", f"… {rest} more after", "")
         return table
+
+
+class NotebookCell:
+    """One output of a notebook's cell, replaced whenever there is something new; it needs no widgets."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+        self._shown_s = 0.0
+
+    def is_due(self) -> bool:
+        """Tell whether the last time was long enough ago: a front end is slower than a terminal."""
+        return time.monotonic() - self._shown_s > NOTEBOOK_EVERY_S
+
+    def show(self, content: RenderableType) -> None:
+        """Replace what is shown."""
+        self._shown_s = time.monotonic()
+        console = Console(
+            file=io.StringIO(),
+            width=NOTEBOOK_WIDTH,
+            record=True,
+            force_terminal=True,
+            force_jupyter=False,
+            color_system="truecolor",
+        )
+        console.print(content, highlight=False)
+        page = console.export_html(inline_styles=True, code_format=NOTEBOOK_CODE, clear=False)
+        self._handle.update({"text/html": page, "text/plain": console.export_text()}, raw=True)
 
 
 def who(cell: str, seed: int, method: str, request: str) -> str:
@@ -178,12 +239,11 @@ def print_result(console: Console, run_dir: StoragePath) -> None:
     titles = summary.method_titles(run_dir)
     table = summary.stage_table(run_dir)
     if table.empty:
-        console.print("no request has been served yet: no stage to show")
+        console.print(NOTHING_SERVED)
     else:
         several = bool((table["n"] > 1).any())
-        for (cell, request), rows in table.groupby(["cell", "request"], sort=False):
-            stages = rows.assign(phase=rows["phase"].replace(summary.STAGE_NAMES))
-            console.print(_result_table(f"{request}  {cell}".rstrip(), stages, titles, several))
+        for title, stages in _by_request(table):
+            console.print(_result_table(title, stages, titles, several))
     attacks = summary.membership_table(run_dir)
     for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
         console.print(_membership_table(f"{request}  {cell}".rstrip(), rows, titles))
@@ -192,26 +252,55 @@ def print_result(console: Console, run_dir: StoragePath) -> None:
     console.print(f"tables: {run_dir / 'tables'}", highlight=False, soft_wrap=True)
 
 
-def _result_table(request: str, rows: pd.DataFrame, titles: dict[str, str], several: bool) -> Table:
-    seeds = int(rows["n"].max())
-    title = f"forget {request}  (n = {seeds} seed{'s' if seeds > 1 else ''})"
+def result_html(run_dir: StoragePath) -> str:
+    """Return the result table of a run, and what must be said under it, as a notebook shows it."""
+    import pandas as pd
+
+    from qdsim.store import summary
+
+    titles = summary.method_titles(run_dir)
+    table = summary.stage_table(run_dir)
+    found = [] if len(table) else [f"<p>{NOTHING_SERVED}</p>"]
+    several = bool((table["n"] > 1).any()) if len(table) else False
+    for title, stages in _by_request(table) if len(table) else ():
+        cells = [_result_cells(row, titles, several) for row in stages.to_dict("records")]
+        found.append(f"<p>{html.escape(title)}</p>")
+        found.append(pd.DataFrame(cells, columns=list(RESULT_COLUMNS)).to_html(index=False, border=0))
+    found += [f"<p>note: {html.escape(note)}</p>" for note in summary.notes(run_dir)]
+    return "\n".join(found)
+
+
+def _by_request(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the stages of each cell and request under a title."""
+    from qdsim.store import summary
+
+    for (cell, request), rows in table.groupby(["cell", "request"], sort=False):
+        seeds = int(rows["n"].max())
+        title = f"forget {f'{request}  {cell}'.rstrip()}  (n = {seeds} seed{'s' if seeds > 1 else ''})"
+        yield title, rows.assign(phase=rows["phase"].replace(summary.STAGE_NAMES))
+
+
+def _result_table(title: str, rows: pd.DataFrame, titles: dict[str, str], several: bool) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("method", "model"):
-        table.add_column(name, no_wrap=True)
-    for name in ("F-Set", "R-Set", "rounds", "samples", "compute", "speed-up"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in RESULT_COLUMNS:
+        table.add_column(name, justify="left" if name in ("method", "model") else "right", no_wrap=True)
     for row in rows.to_dict("records"):
-        table.add_row(
-            titles.get(row["method"], row["method"]),
-            row["phase"],
-            _percent(row["forget_accuracy"], row["forget_accuracy_sd"], several),
-            _percent(row["retain_accuracy"], row["retain_accuracy_sd"], several),
-            f"{row['rounds_run']:.0f}",
-            f"{row['samples']:,.0f}",
-            f"{row['client_compute_s']:.2f} s",
-            f"{row['speedup']:.1f}x" if row["speedup"] is not None and not math.isnan(row["speedup"]) else "",
-        )
+        table.add_row(*_result_cells(row, titles, several))
     return table
+
+
+def _result_cells(row: Mapping[Any, Any], titles: dict[str, str], several: bool) -> list[str]:
+    """Return a stage's row as :data:`RESULT_COLUMNS` has it."""
+    return [
+        titles.get(row["method"], row["method"]),
+        row["phase"],
+        _percent(row["forget_accuracy"], row["forget_accuracy_sd"], several),
+        _percent(row["retain_accuracy"], row["retain_accuracy_sd"], several),
+        f"{row['rounds_run']:.0f}",
+        f"{row['samples']:,.0f}",
+        f"{row['client_compute_s']:.2f} s",
+        f"{row['speedup']:.1f}x" if row["speedup"] is not None and not math.isnan(row["speedup"]) else "",
+    ]
 
 
 def _membership_table(request: str, rows: pd.DataFrame, titles: dict[str, str]) -> Table:

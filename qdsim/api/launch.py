@@ -59,9 +59,12 @@ def interruptible(*, at_once: bool) -> Iterator[Stop]:
     """Take both signals over inside the block, raising :class:`Interrupted` at once or when asked.
 
     An exception raised inside one of Ray's blocking calls comes out of it as SystemExit(1), so a run on Ray
-    asks between calls.
+    asks between calls. Outside of the main thread there are no signals to take over.
     """
     stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
 
     def handle(signum: int, frame: FrameType | None) -> None:
         stop.signum = signum
@@ -87,11 +90,13 @@ def run(
     emit: Callable[[Event], None],
     resume: bool | StoragePath = False,
     faults: Sequence[Fault] = (),
+    trained_in: StoragePath | None = None,
 ) -> StoragePath:
     """Check the job against its data, make the run directory, run, and return the directory.
 
     ``origin`` says in the manifest where the job came from; ``begin`` is told the plan before it starts. ``resume``
     resumes the newest run of the job, or the one given, from its last commit; a finished one is returned.
+    ``trained_in`` is the folder whose trained states are shared, by default the one that the run lies in.
     """
     earlier = None if isinstance(resume, bool) else resume
     if resume is True:
@@ -114,8 +119,9 @@ def run(
             environment.prepare(address)  # before Ray is imported
             from qdsim.ray_engine import cluster  # and before the threads take turns: it would come second to torch
 
+            stays = cluster.is_connected()
             with _beside(lambda: _check(job, faults)) as checked:
-                stop = connection.enter_context(_ray(cluster.connected(job.cluster, address)))
+                stop = connection.enter_context(on_ray(cluster.connected(job.cluster, address)))
                 while not wait([checked], timeout=POLL_S).done:
                     stop.check()
                 plan, dataset = checked.result()
@@ -149,12 +155,23 @@ def run(
                 from qdsim.experiment.runner import Experiment
 
                 with interruptible(at_once=True):
-                    Experiment(plan, _inline_executor(plan, images.pop()), run_dir, told, owner).run()
+                    executor = _inline_executor(plan, images.pop())
+                    Experiment(plan, executor, run_dir, told, owner, trained_in).run()
             else:
                 from qdsim.ray_engine.driver import run_on_ray
 
                 told = _striking(told, Chaos(list(faults), run_dir))
-                run_on_ray(plan, run_dir, owner, images.pop, list(faults), told, stop.check)
+                run_on_ray(
+                    plan,
+                    run_dir,
+                    owner,
+                    images.pop,
+                    list(faults),
+                    told,
+                    stop.check,
+                    trained_in,
+                    stays_connected=stays,
+                )
         for fault in Chaos(list(faults), run_dir).spared():
             emit(
                 Notice(
@@ -274,7 +291,7 @@ def _inline_executor(plan: Plan, images: Images) -> InlineExecutor:
 
 
 @contextmanager
-def _ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
+def on_ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
     """Have Ray inside the block, and be told of signals instead of being interrupted by them."""
     with (
         interruptible(at_once=False) as early,

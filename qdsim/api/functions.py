@@ -1,0 +1,235 @@
+"""``qdsim.run``, ``qdsim.resume``, ``qdsim.load`` and ``qdsim.plan``: what the commands do, with values in and out.
+
+A user's mistake raises the error whose one line the command prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from qdsim.api import launch
+from qdsim.api.display import Display
+from qdsim.api.run import Run
+from qdsim.errors import BadInput, Interrupted
+from qdsim.experiment import config, job_files
+from qdsim.experiment.config import Job, Overrides
+from qdsim.experiment.progress import Event, Notice
+from qdsim.federation.chaos import Fault
+from qdsim.store import run_directory, storage
+from qdsim.store.storage import StoragePath
+from qdsim.tracking.follow import Follower, check_trackers
+
+if TYPE_CHECKING:
+    from qdsim.api.plan_report import JobPlan
+    from qdsim.experiment.plan import Plan
+
+ENGINES = ("ray", "inline")
+IN_PYTHON = "(given in Python)"
+"""Where a job came from that is no file."""
+JobLike = str | Path | Mapping[str, Any] | Job
+
+
+def run(
+    job: JobLike,
+    *,
+    set: Overrides | None = None,
+    profile: str | None = None,
+    out: str | Path = "runs",
+    engine: str = "ray",
+    address: str | None = None,
+    resume: bool = False,
+    track: str | Iterable[str] = (),
+    chaos: Iterable[str] = (),
+    trained_in: str | Path | None = None,
+    progress: bool = True,
+) -> Run:
+    """Run a job and return its run.
+
+    ``job`` is the name of a job that comes with qdsim, the path of a job file, the content of one as a dict, or a
+    :class:`~qdsim.experiment.config.Job`; ``set`` changes keys of it, ``{"train.rounds": 5}``. Trained states are found
+    and stored in ``.trained`` of ``out``, or of ``trained_in``. The rest is as of ``qdsim run``; with
+    ``progress=False`` nothing is shown.
+    """
+    loaded = job_of(job, set=set, profile=profile)
+    named = str(job) if isinstance(job, str | Path) else IN_PYTHON
+    origin = {"job": named, "profile": profile, "set": as_texts(set)}
+    return _launched(
+        loaded,
+        storage.folder(str(out)),
+        origin=origin,
+        engine=engine,
+        address=address,
+        resume=resume,
+        track=track,
+        chaos=chaos,
+        trained_in=None if trained_in is None else storage.folder(str(trained_in)),
+        progress=progress,
+    )
+
+
+def resume(
+    run: str | StoragePath | Run,
+    *,
+    engine: str = "ray",
+    address: str | None = None,
+    track: str | Iterable[str] = (),
+    chaos: Iterable[str] = (),
+    progress: bool = True,
+) -> Run:
+    """Resume a run from its last commit, with the settings it has; a finished one is returned as it is."""
+    run_dir = load(run).path.resolve()
+    manifest = run_directory.read_manifest(run_dir)
+    return _launched(
+        config.of_manifest(manifest, run_dir),
+        run_dir.parent,
+        origin=manifest.get("origin") or {},
+        engine=engine,
+        address=address,
+        resume=run_dir,
+        track=track,
+        chaos=chaos,
+        progress=progress,
+    )
+
+
+def load(run: str | StoragePath | Run) -> Run:
+    """Return the run in a directory: a path or a URI. It may be finished, going on, or of an older version."""
+    return run if isinstance(run, Run) else Run(run)
+
+
+def plan(
+    job: JobLike,
+    *,
+    set: Overrides | None = None,
+    profile: str | None = None,
+    address: str | None = None,
+    gpus: int | None = None,
+    gpu_memory: str | None = None,
+    cpus: int | None = None,
+    memory: str | None = None,
+) -> JobPlan:
+    """Say whether a job fits, where its clients are placed and how long it will take; only a probe is run.
+
+    It is planned for the cluster at ``address`` (or ``$RAY_ADDRESS``), for an imagined machine with ``gpus`` GPUs, or
+    for this machine. A job that does not fit raises :class:`~qdsim.errors.CannotPlace`.
+    """
+    loaded = job_of(job, set=set, profile=profile)
+    if gpus is None and (gpu_memory or cpus or memory):
+        raise BadInput(
+            "--gpus", None, "--gpu-memory, --cpus and --memory describe a machine with so many GPUs: give it"
+        )
+    if gpus is not None and address is not None:
+        raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
+    from qdsim.api.plan_report import JobPlan
+    from qdsim.planning import planner
+
+    where = address or os.environ.get("RAY_ADDRESS")
+    if gpus is not None:
+        report = planner.plan_job(loaded, planner.imagined(gpus, gpu_memory, cpus, memory), planner.assumed)
+    elif where:
+        report = launch.plan_on_cluster(loaded, where)
+    else:
+        report = planner.plan_job(loaded, planner.this_machine(), planner.measured_here)
+    return JobPlan(report, is_assumed=bool(gpus and report.layout.gpus))
+
+
+def job_of(job: JobLike, *, set: Overrides | None = None, profile: str | None = None) -> Job:
+    """Return the checked job: file, dict or Job, with a profile and changed keys."""
+    overrides = {key: _plain(value) for key, value in set.items()} if isinstance(set, Mapping) else set
+    if isinstance(job, str | Path):
+        return config.load(job_files.find(Path(job)), profile=profile, overrides=overrides)
+    values = job.model_dump() if isinstance(job, Job) else {key: _plain(value) for key, value in job.items()}
+    return config.build(values, profile=profile, overrides=overrides)
+
+
+def _launched(
+    job: Job,
+    out: StoragePath,
+    *,
+    origin: dict[str, Any],
+    engine: str,
+    address: str | None,
+    resume: bool | StoragePath,
+    track: str | Iterable[str],
+    chaos: Iterable[str],
+    progress: bool,
+    trained_in: StoragePath | None = None,
+) -> Run:
+    if engine not in ENGINES:
+        raise BadInput("engine", engine, f"allowed: {', '.join(ENGINES)}")
+    trackers = check_trackers([track] if isinstance(track, str) else track)
+    faults = [Fault.parse(text) for text in chaos]
+    try:
+        with Display(Console(quiet=not progress)) as screen:
+
+            def warn(text: str) -> None:
+                if progress:
+                    screen.emit(Notice(text))
+                else:
+                    warnings.warn(text, stacklevel=2)
+
+            follower = Follower(trackers, warn)
+
+            def begin(plan: Plan, run_dir: StoragePath) -> None:
+                screen.begin(plan, run_dir)
+                follower.begin(run_dir)
+
+            def emit(event: Event) -> None:
+                screen.emit(event)
+                follower.take(event)
+
+            with follower:
+                run_dir = launch.run(
+                    job,
+                    out,
+                    engine=engine,
+                    address=address,
+                    origin=origin,
+                    begin=begin,
+                    emit=emit,
+                    resume=resume,
+                    faults=faults,
+                    trained_in=trained_in,
+                )
+    except Interrupted as stop:
+        signal.raise_signal(stop.signum)  # by now to whom it belongs: in a notebook it is a KeyboardInterrupt
+        raise
+    return Run(run_dir)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a job file would have it: a number of numpy's as a number, a path as text."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    if getattr(value, "shape", None) == ():  # of numpy or torch
+        return value.item()
+    return value
+
+
+def as_texts(overrides: Overrides | None) -> list[str]:
+    """Return overrides as they would be typed, for the manifest."""
+    if not isinstance(overrides, Mapping):
+        return list(overrides or [])
+    return [f"{key}={_as_toml(_plain(value))}" for key, value in overrides.items()]
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_as_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_as_toml, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,54 @@
+"""The notebook of the documentation runs from top to bottom, in Jupyter."""
+
+import time
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.conftest import PROJECT
+
+NOTEBOOK = PROJECT / "docs" / "notebook.ipynb"
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """The notebook as it is after running, and how long that took."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    folder = tmp_path_factory.mktemp("notebook")
+    began_s = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(PROJECT))
+        NotebookClient(notebook, timeout=90, resources={"metadata": {"path": str(folder)}}).execute()
+    return notebook, time.monotonic() - began_s
+
+
+def outputs(notebook, kind):
+    """What cells show of a kind, joined."""
+    return [o["data"][kind] for cell in notebook.cells for o in cell.get("outputs", []) if kind in o.get("data", {})]
+
+
+def test_the_notebook_runs_in_a_minute_and_a_half(executed):
+    """No cell fails; there are figures and tables."""
+    notebook, elapsed_s = executed
+    assert elapsed_s < 90
+    assert len(outputs(notebook, "image/png")) >= 2
+    assert any("<td>QuickDrop</td>" in html for html in outputs(notebook, "text/html"))
+
+
+def test_progress_takes_one_output_of_its_cell(executed):
+    """The live screen is replaced, not added to; in the end it says where the results are, and no escape codes."""
+    notebook, _ = executed
+    (cell,) = [cell for cell in notebook.cells if "run = qdsim.run(" in cell.source]
+    (shown,) = [output for output in cell.outputs if output.output_type == "display_data"]
+    assert "results in runs/quickstart-" in shown["data"]["text/html"]
+    assert "\x1b" not in shown["data"]["text/plain"]
+
+
+def test_what_is_committed_is_what_ran(executed):
+    """Each code cell has been run, in order, and shows as many outputs as it does now."""
+    committed = nbformat.read(NOTEBOOK, as_version=4)
+    cells = [cell for cell in committed.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    now = [len(cell.outputs) for cell in executed[0].cells if cell.cell_type == "code"]
+    assert [len(cell.outputs) for cell in cells] == now
