@@ -103,7 +103,7 @@ def tune(
     trial = partial(_trial, values=values, folder=folder, trained_in=parent, engine=engine, metric=wanted)
     # an inline run computes in the process of its trial; on Ray its clients have their own reservations, and the
     # trial, which must hold something, holds none of their cores
-    held = {"CPU": loaded.cluster.threads} if engine == "inline" else {"memory": HELD_BYTES}
+    held: dict[str, float] = {"CPU": loaded.cluster.threads} if engine == "inline" else {"memory": HELD_BYTES}
     try:
         with launch.on_ray(cluster.connected(loaded.cluster, address)) as stop:
             tuner = ray_tune.Tuner(
