@@ -7,7 +7,7 @@
     ├── StorageFailed          3   the storage cannot: full, or gone
     ├── ClientFailed           4   a client step raised, or its actor died
     └── Diverged               4   a loss or an update is no longer a number
-    Interrupted              130   SIGINT, or 143 for SIGTERM
+    Interrupted              130   SIGINT, 143 for SIGTERM, 129 for SIGHUP: the terminal was closed
 
 An error's message is one line: what happened with numbers, the likely cause, the setting to change.
 All of them are built from plain arguments, so they survive pickling between processes.
@@ -21,7 +21,7 @@ class QdsimError(Exception):
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived; not an Exception, so that nothing on the way swallows it."""
+    """SIGINT, SIGTERM or SIGHUP arrived; not an Exception, so that nothing on the way swallows it."""
 
     def __init__(self, signum: int):
         super().__init__(signum)

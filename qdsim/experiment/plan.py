@@ -21,7 +21,7 @@ from qdsim.errors import BadInput
 from qdsim.experiment.config import Job
 from qdsim.experiment.sections import Request
 from qdsim.models.convnet import ConvNet
-from qdsim.store.run_directory import round_stem
+from qdsim.store.run_directory import part_name, round_stem
 
 MATCHED_IMAGE_COST = 3.0
 """A synthetic image in a matching step against a real one in a gradient, roughly: it is differentiated twice."""
@@ -104,8 +104,7 @@ class PhaseKey(NamedTuple):
     @property
     def part(self) -> str:
         """The name of the phase's part in a table; without a phase, that of the task or training."""
-        names = [self.cell, f"seed-{self.seed}", self.method, self.request, self.phase]
-        return "-".join(name for name in names if name)
+        return part_name(self.cell, self.seed, self.method, self.request, self.phase)
 
     def round_part(self, round_number: int) -> str:
         """Return the name of a round's part."""

@@ -2,14 +2,17 @@
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import AuthenticationError
 
-from qdsim.errors import CannotReach
+from qdsim.errors import CannotPlace, CannotReach, Interrupted
 from qdsim.experiment.sections import Cluster
 from qdsim.planning.layout import Node
 from qdsim.ray_engine.environment import how_to_authenticate
@@ -74,19 +77,58 @@ def _no_dashboard() -> Iterator[None]:
 
 
 @contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have a cluster that is started meanwhile listen on this machine alone, as Ray does on macOS and Windows.
+
+    Else its ports are open to the network. The variable that Ray has for it, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, would
+    hold for every cluster that this process joins later, and for its children.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _session_folder() -> Path | None:
+    """Return where the cluster that was started here keeps its logs and sockets."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    return None if node is None else Path(node.get_session_dir_path())
+
+
+def _forget_session(folder: Path | None) -> None:
+    """Delete what a cluster that is over has left behind: Ray would keep a folder for every run."""
+    if folder is None:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    latest = folder.parent / "session_latest"
+    with suppress(OSError):
+        if latest.is_symlink() and latest.readlink().name == folder.name:
+            latest.unlink()
+
+
+@contextmanager
 def connected(wanted: Cluster, address: str | None) -> Iterator[None]:
     """Join the cluster at ``address``, or start one on this machine for the duration of the block."""
+    folder: Path | None = None
     if address is None and not os.environ.get("RAY_ADDRESS"):
-        with _no_dashboard():
-            ray.init(
-                address="local",
-                num_cpus=wanted.local_cpus,
-                num_gpus=wanted.local_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace="qdsim",
-            )
+        with _no_dashboard(), _on_loopback():
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=wanted.local_cpus,
+                    num_gpus=wanted.local_gpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    namespace="qdsim",
+                )
+            except Exception as error:  # of whichever of its processes did not start, or was lost meanwhile
+                said = str(error).splitlines()[0] if str(error) else type(error).__name__
+                fix = "try again; its logs lie in session_latest/logs of its temporary directory, /tmp/ray"
+                raise CannotPlace("Ray on this machine", f"that it did not start ({said})", fix) from error
+        folder = _session_folder()
     else:
         where = address or os.environ["RAY_ADDRESS"]
         try:
@@ -98,5 +140,11 @@ def connected(wanted: Cluster, address: str | None) -> Iterator[None]:
             raise CannotReach(where, str(error).splitlines()[0], fix) from None
     try:
         yield
+    except Interrupted:
+        raise
+    except BaseException:
+        folder = None  # its logs may say why
+        raise
     finally:
         ray.shutdown()
+        _forget_session(folder)

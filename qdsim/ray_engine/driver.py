@@ -24,6 +24,7 @@ from qdsim.ray_engine.executor import RayExecutor
 from qdsim.ray_engine.metrics import Gauges
 from qdsim.ray_engine.worker_group import WorkerGroup, start_workers
 from qdsim.ray_engine.workers import first_line
+from qdsim.store import storage
 from qdsim.store.storage import StoragePath
 
 PROGRESS_EVERY_S = 0.2
@@ -114,6 +115,9 @@ def run_on_ray(
         except RayTaskError as error:
             if isinstance(error.cause, QdsimError):
                 raise error.cause from None
+            failure = storage.as_failure(error.cause)
+            if failure is not None:
+                raise failure from None
             raise QdsimError(
                 f"the driver failed with {type(error.cause).__name__}: {first_line(error.cause)}"
             ) from error
