@@ -23,6 +23,7 @@ from qdsim.store import completeness
 from qdsim.store.run_directory import (
     Misplaced,
     RunIdentity,
+    check_place,
     identity_of,
     part_files,
     printable,
@@ -179,14 +180,16 @@ def read_tables(path: StoragePath, owner: RunIdentity) -> tuple[dict[str, pa.Tab
 def _read_part(path: StoragePath, table: str, owner: RunIdentity) -> tuple[pa.Table, list[str], str] | str:
     """Read a part with the table's columns, those it lacks as nulls; or say in a few words why not."""
     try:
-        data = read_part(path, table, owner)
-    except Misplaced as error:
-        return printable(str(error))
+        data = read_part(path, table)
     except (pa.ArrowException, OSError, ValueError):
         return "not a whole Parquet file"
     version = (data.schema.metadata or {}).get(b"qdsim.schema_version", b"").decode()
     if not version:
         return "a Parquet file that qdsim did not write"
+    try:
+        check_place(data, table, path.stem, owner)
+    except Misplaced as error:
+        return printable(str(error))
     missing = [name for name in names(table) if name not in data.column_names]
     try:
         columns = [

@@ -29,7 +29,7 @@ from qdsim.experiment.config import Job, in_todays_words, validate
 from qdsim.experiment.progress import Event, Notice, Progress
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.ray_engine import environment
-from qdsim.store import arrays, completeness, lock, run_directory, storage
+from qdsim.store import arrays, lock, run_directory, storage
 from qdsim.store.arrays import ArrayFile
 from qdsim.store.run_directory import part_name
 from qdsim.store.storage import StoragePath
@@ -116,6 +116,8 @@ def run(
             if manifest_before.get("state") == "done":
                 _join_parts(earlier)  # which a crash may have cut off
                 return earlier
+            from qdsim.store import completeness  # which brings pandas
+
             run_directory.check_folders(earlier)
             run_directory.clear_temporary(earlier)
             completeness.check_to_resume(earlier)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from qdsim.errors import BadInput
 from qdsim.store import arrays, run_directory
-from qdsim.store.run_directory import ROUND_TABLES, START_ANEW, Misplaced, identity_of, part_name, printable
+from qdsim.store.run_directory import START_ANEW, Misplaced, identity_of, part_name, printable
 from qdsim.store.storage import StoragePath
 from qdsim.store.tables import COLUMNS, RENAMED_ATTACKS
 
@@ -118,27 +118,30 @@ def _place(row: Mapping[str, Any] | pd.Series) -> str:
 
 
 def _lost_rounds(found: Mapping[str, pa.Table], rounds: pd.DataFrame, stages: pd.DataFrame) -> Iterator[str]:
-    """Say which tables lack rounds that a finished phase counts, or clients that a round counts."""
+    """Say which rounds that a finished phase counts are gone, and what of the other tables belongs to rounds there are.
+
+    A round's row is written last, so where it is the others are as well.
+    """
+    a_round = [*PHASE, "round"]
+    rounds = rounds.drop_duplicates(a_round)
     ended = stages.drop_duplicates(PHASE).set_index(PHASE)["rounds_run"]
-    for table in ROUND_TABLES:
-        if table not in found:
-            if len(ended):
-                yield f"there is no table {table}"
-            continue
-        rows = _frame(found[table])
-        if table == "clients":
-            expected = rounds.drop_duplicates([*PHASE, "round"]).groupby(PHASE)["participants_received"].sum()
-            expected = expected.reindex(ended.index)
-            counted = rows.groupby(PHASE).size()
-            what = "clients that table rounds counts"
-        else:
-            expected = ended
-            counted = rows.drop_duplicates([*PHASE, "round"]).groupby(PHASE).size()
-            what = "rounds that table stages counts"
-        lost = (expected - counted.reindex(ended.index).fillna(0)).clip(lower=0)
-        if lost.sum() > 0:
-            first = part_name(*lost[lost > 0].index[0])
-            yield f"{lost.sum():.0f} {what} are not in table {table}, first of {first}"
+    lost = ended - rounds.groupby(PHASE).size().reindex(ended.index).fillna(0)
+    yield from _said_lost(lost, "rounds that table stages counts", "rounds")
+    received = rounds.set_index(a_round)["participants_received"].fillna(0)
+    for table, expected, what in (
+        ("classes", received * 0 + 1, "rounds that table rounds has"),
+        ("clients", received, "clients that table rounds counts"),
+    ):
+        rows = _frame(found[table]) if table in found else pd.DataFrame(columns=a_round)
+        counted = rows.groupby(a_round).size().reindex(expected.index).fillna(0)
+        yield from _said_lost(expected - counted, what, table)
+
+
+def _said_lost(lost: "pd.Series[Any]", what: str, table: str) -> Iterator[str]:
+    lost = lost.clip(lower=0)
+    if lost.sum() > 0:
+        first = dict(zip(map(str, lost.index.names), lost[lost > 0].index[0], strict=True))
+        yield f"{lost.sum():.0f} {what} are not in table {table}, first of {_place(first)}"
 
 
 def _lost_phases(rounds: pd.DataFrame, stages: pd.DataFrame) -> Iterator[str]:

@@ -34,6 +34,8 @@ PACKED_PART = "all"
 """The one part of a table whose parts were joined."""
 ROUND_TABLES = ("rounds", "clients", "classes")
 """Tables of which every round writes a part."""
+MAY_BE_EMPTY = ("clients", "images")
+"""A round may have no participants (FedEraser's stored one), and a federation no synthetic images."""
 JOINED_FROM = 256
 """A table of so many parts is joined into one when the run is done: opening them takes longer than reading them."""
 START_ANEW = "run without --resume to start a new run"
@@ -131,6 +133,8 @@ def read_part(path: StoragePath, table: str, owner: RunIdentity | None = None) -
 def check_place(data: pa.Table, table: str, stem: str, owner: RunIdentity) -> None:
     """Refuse a part that is another run's, or whose name is not that of its rows."""
     if not len(data):
+        if stem not in (SCHEMA_PART, PACKED_PART) and table not in MAY_BE_EMPTY:
+            raise Misplaced("has no rows")
         return
     gone = [column.name for column in tables.KEYS if column.name not in data.column_names]
     if gone:

@@ -177,7 +177,7 @@ def test_the_command_resumes_a_run_by_its_folder(tmp_path, monkeypatch, undistur
     next((stopped / "tables" / "classes").glob("*relearn-00001.parquet")).unlink()
     same_lost = qdsim("verify", stopped, stopped)
     assert same_lost.returncode == 2
-    assert "1 rounds that table stages counts are not in table classes" in same_lost.stderr
+    assert "1 rounds that table rounds has are not in table classes" in same_lost.stderr
     other = qdsim("verify", undisturbed, stopped)
     assert (other.returncode, other.stderr) == (1, "")
     assert other.stdout.startswith("table classes: only the first run has a row of")
@@ -262,7 +262,18 @@ def test_verify_names_the_first_difference(tmp_path, undisturbed):
         difference(undisturbed, other)
 
 
-@pytest.mark.parametrize("changed", ["learning rate", "nothing"])
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """Two runs, cut off in training and after QuickDrop at the same places; they differ in a learning rate."""
+    folder = tmp_path_factory.mktemp("two")
+    for name, train in (("here", SETTINGS["train"]), ("there", SETTINGS["train"] | {"lr": 0.05})):
+        for after in (2, 12):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(SETTINGS, "train", train)
+                assert cut_off(folder / name / str(after), patch, Checkpoint, "save", after)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("pattern", "after", "said"),
     [
@@ -271,20 +282,19 @@ def test_verify_names_the_first_difference(tmp_path, undisturbed):
         ("checkpoint/clients/*/*0-00002.npz", 2, r"is client \d after 0-00002 in seed-0-shared of tiny-"),
         ("models/*quickdrop*.npz", 12, "is the model of seed-0-quickdrop-class:9 of tiny-"),
         ("tables/rounds/*train-00001.parquet", 2, "holds rows of the run tiny-"),
-        ("tables/stages/*finetune.parquet", 8, "holds rows of the run tiny-"),
+        ("tables/stages/*finetune.parquet", 12, "holds rows of the run tiny-"),
     ],
 )
-def test_a_file_of_another_run_is_not_taken(tmp_path, monkeypatch, changed, pattern, after, said):
-    """Whether it was trained with another learning rate or is a second run of the same job: the file is named."""
-    other_lr = {"participation": 0.5, "lr": 0.05} if changed == "learning rate" else SETTINGS["train"]
-    for name, train in (("here", SETTINGS["train"]), ("there", other_lr)):
-        with monkeypatch.context() as patch:
-            patch.setitem(SETTINGS, "train", train)
-            assert cut_off(tmp_path / name, monkeypatch, Checkpoint, "save", after)
-    here, there = (sorted((tmp_path / name).glob(f"tiny-*/{pattern}"))[0] for name in ("here", "there"))
+def test_a_file_of_another_run_is_not_taken(tmp_path, two_runs, pattern, after, said):
+    """It has the same names and shapes, and another learning rate behind it: the file is named."""
+    out = tmp_path / "out"
+    shutil.copytree(two_runs / "here" / str(after), out)
+    (here, *_), (there, *_) = (
+        sorted(folder.glob(f"tiny-*/{pattern}")) for folder in (out, two_runs / "there" / str(after))
+    )
     shutil.copy(there, here)
     with pytest.raises(BadInput, match=said) as caught:
-        run(tmp_path / "here", **SETTINGS, resume=True)
+        run(out, **SETTINGS, resume=True)
     assert str(here) in str(caught.value)
 
 

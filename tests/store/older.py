@@ -35,7 +35,7 @@ def make_format_1(out: Path) -> None:
     for path in out.rglob("*.npz"):
         kept = {name: array for name, array in np.load(path).items() if name != arrays.IDENTITY}
         kept[arrays.NAMES] = np.array(sorted(name for name in kept if name != arrays.NAMES))
-        np.savez(path, **kept)  # type: ignore[arg-type]
+        np.savez(path, **kept)
     for path in out.rglob("*.json"):
         if path.name in ("manifest.json", "state.json"):
             content = json.loads(path.read_text())
