@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from qdsim.errors import BadInput, CannotPlace, Interrupted, QdsimError
+from qdsim.errors import BadInput, CannotPlace, ClusterLost, Interrupted, QdsimError
 from qdsim.store import storage
 
 app = typer.Typer(
@@ -328,6 +328,10 @@ def main() -> None:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)  # what a command exits with, it returns
     except Interrupted as stop:
         _fail("interrupted; the rows written so far are kept", stop.exit_code)
+    except ClusterLost as error:
+        print(f"qdsim: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(error.exit_code)  # what Ray does at the end of a process would wait for it, and end it with code 1
     except CannotPlace as error:
         _print_nodes(error.nodes)
         _fail(str(error), error.exit_code)

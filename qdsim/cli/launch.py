@@ -57,11 +57,15 @@ class Stop:
     """Whether SIGINT, SIGTERM or SIGHUP has arrived."""
 
     signum: int | None = None
+    check_alive: Callable[[], None] | None = None
+    """Raises where the cluster is gone."""
 
     def check(self) -> None:
         """Raise :class:`Interrupted` if one has."""
         if self.signum is not None:
             raise Interrupted(self.signum)
+        if self.check_alive is not None:
+            self.check_alive()
 
 
 @contextmanager
@@ -123,6 +127,15 @@ def run(
             completeness.check_to_resume(earlier)
         datasets.check_there(job.data.dataset, job.data.root, download=job.data.download)
         stop = Stop()
+        manifest: run_directory.Manifest | None = None
+
+        def last_words(error: QdsimError) -> None:
+            """Record and say that the cluster is gone, where this process waits for it and is about to be ended."""
+            with suppress(QdsimError):
+                if manifest is not None:
+                    manifest.finish("failed", exit_code=error.exit_code, error=str(error))
+            print(f"qdsim: {error}", file=sys.stderr, flush=True)
+
         if engine == "inline":
             plan, dataset = _check(job, faults)
         else:
@@ -130,7 +143,7 @@ def run(
             from qdsim.ray_engine import cluster  # and before the threads take turns: it would come second to torch
 
             with _beside(lambda: _check(job, faults)) as checked:
-                stop = connection.enter_context(_ray(cluster.connected(job.cluster, address)))
+                stop = connection.enter_context(_ray(cluster.connected(job.cluster, address, last_words)))
                 while not wait([checked], timeout=POLL_S).done:
                     stop.check()
                 plan, dataset = checked.result()
@@ -304,14 +317,15 @@ def _inline_executor(plan: Plan, images: Images) -> InlineExecutor:
 
 
 @contextmanager
-def _ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
+def _ray(connected: AbstractContextManager[Callable[[], None]]) -> Iterator[Stop]:
     """Have Ray inside the block, and be told of signals instead of being interrupted by them."""
     with (
         interruptible(at_once=False) as early,
-        connected,
+        connected as check_alive,
         interruptible(at_once=False) as stop,  # again, since ray.init installs a handler of its own
     ):
         early.check()
+        stop.check_alive = check_alive
         yield stop
 
 

@@ -103,6 +103,7 @@ def run_on_ray(
 
     attempts = 0
     while True:
+        check()
         driver = _start_driver()
         rounds = 0
         try:
@@ -122,6 +123,7 @@ def run_on_ray(
                 f"the driver failed with {type(error.cause).__name__}: {first_line(error.cause)}"
             ) from error
         except RayError as error:
+            check()  # where the cluster is gone nothing can be asked of it
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(driver)  # it may have been out of reach only
             attempts = 1 if rounds else attempts + 1  # in a row, without a round between them

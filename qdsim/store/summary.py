@@ -24,7 +24,10 @@ def check_whole(run_dir: StoragePath) -> None:
 
     In an object store, where each part is a request of its own, those alone are checked that are read.
     """
-    if read_manifest(run_dir).get("state") == "done" and not isinstance(run_dir, Remote):
+    manifest = read_manifest(run_dir)
+    if not manifest.get("state") or not manifest.get("config"):
+        raise BadInput("RUN", str(run_dir), "its manifest.json is not one that qdsim writes")
+    if manifest["state"] == "done" and not isinstance(run_dir, Remote):
         completeness.read(run_dir)
 
 
