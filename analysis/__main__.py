@@ -12,6 +12,7 @@ from analysis import page
 from analysis import report as reports
 from analysis.load import load
 from qdsim.errors import BadInput
+from qdsim.store.run_directory import printable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(highlight=False, soft_wrap=True)
@@ -32,7 +33,7 @@ def report(
     results = load(runs)
     if results.runs.empty:
         for problem in results.problems:
-            errors.print(problem, markup=False)
+            errors.print(printable(problem), markup=False)
         errors.print("nothing to report: no run could be read", markup=False)
         raise typer.Exit(2)
     planned = reports.plan(results)
@@ -44,7 +45,7 @@ def report(
         errors.print(f"--out = {out}: cannot be written to: {error.strerror}", markup=False)
         raise typer.Exit(2) from None
     for problem in planned.problems:
-        errors.print(problem, markup=False)
+        errors.print(printable(problem), markup=False)
     tables, figures = reports.count(planned.sections)
     runs_said = f"{len(results.runs)} run{'' if len(results.runs) == 1 else 's'}"
     console.print(f"{tables} tables and {figures} figures from {runs_said}", markup=False)

@@ -1,16 +1,15 @@
 """Synthetic images beside the real ones that they began as (table ``images``, see ``synthetic.gallery``)."""
 
-import io
 from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib import figure as mpl_figure
-from matplotlib.image import imread
 
 from analysis import style
 from analysis.load import Results
 from analysis.outputs import Figure
+from qdsim.store.images import decode_image
 
 
 def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figure]:
@@ -43,4 +42,7 @@ def _draw(images: pd.DataFrame) -> mpl_figure.Figure:
 
 
 def _decode(png: bytes) -> np.ndarray:
-    return np.asarray(imread(io.BytesIO(png), format="png"))
+    """Return grey or colour as fractions: matplotlib's own reader has no limit of pixels."""
+    picture = decode_image(png, formats=("PNG",))
+    pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"), np.float32)
+    return pixels / np.float32(255)

@@ -19,7 +19,18 @@ import pandas as pd
 import pyarrow as pa
 
 from qdsim.errors import BadInput
-from qdsim.store.run_directory import part_files, read_manifest, read_part, runs_in
+from qdsim.store import completeness
+from qdsim.store.run_directory import (
+    Misplaced,
+    RunIdentity,
+    check_place,
+    identity_of,
+    part_files,
+    printable,
+    read_manifest,
+    read_part,
+    runs_in,
+)
 from qdsim.store.storage import StoragePath, folder
 from qdsim.store.summary import asked_names
 from qdsim.store.tables import COLUMNS, PHASES, SCHEMA_VERSION, names
@@ -87,7 +98,8 @@ def load(runs: str | StoragePath | Iterable[str | StoragePath]) -> Results:
     for path in _run_directories([p if isinstance(p, StoragePath) else folder(p) for p in given], problems):
         try:
             manifest = read_manifest(path)
-            run_id = str(manifest.get("run_id") or path.resolve().name)
+            owner = identity_of(path, manifest)
+            run_id = owner.run_id
             row, places = _run_row(run_id, path, manifest), _Known.of(run_id, manifest)
         except BadInput as error:
             problems.append(f"{path}: {error.allowed}")
@@ -98,12 +110,16 @@ def load(runs: str | StoragePath | Iterable[str | StoragePath]) -> Results:
         if run_id in manifests:
             problems.append(f"{path}: run {run_id} was read already; this copy is left out")
             continue
-        found, faults, older = read_tables(path)
+        found, faults, older = read_tables(path, owner)
         if not found:
             problems.append(f"{path}: no tables there; left out")
             continue
+        try:
+            faults = faults or _incomplete(manifest, found)
+        except (TypeError, AttributeError, KeyError, ValueError):
+            problems.append(f"{path}: its manifest.json is not one that qdsim writes; left out")
+            continue
         manifests[run_id], known[run_id] = manifest, places
-        faults = faults or _incomplete(manifest, found)
         problems += [f"{run_id}: {said}" for said in [*older, *faults]]
         rows.append(row | {"sound": not faults})
         for table, data in found.items():
@@ -131,7 +147,7 @@ def _run_directories(given: Sequence[StoragePath], problems: list[str]) -> list[
     return found
 
 
-def read_tables(path: StoragePath) -> tuple[dict[str, pa.Table], list[str], list[str]]:
+def read_tables(path: StoragePath, owner: RunIdentity) -> tuple[dict[str, pa.Table], list[str], list[str]]:
     """Read all tables of a run as they are now; say what could not be read, and which columns an older run lacks."""
     found: dict[str, pa.Table] = {}
     faults: list[str] = []
@@ -144,7 +160,7 @@ def read_tables(path: StoragePath) -> tuple[dict[str, pa.Table], list[str], list
                 faults.append(f"no table {table}")
             continue
         with ThreadPoolExecutor(READERS) as pool:
-            read = list(pool.map(lambda file, table=table: _read_part(file, table), files))
+            read = list(pool.map(lambda file, table=table: _read_part(file, table, owner), files))
         damaged = [file.name for file, part in zip(files, read, strict=True) if isinstance(part, str)]
         reasons = [part for part in read if isinstance(part, str)]
         if damaged:
@@ -160,7 +176,7 @@ def read_tables(path: StoragePath) -> tuple[dict[str, pa.Table], list[str], list
     return found, faults, older if lacking else []
 
 
-def _read_part(path: StoragePath, table: str) -> tuple[pa.Table, list[str], str] | str:
+def _read_part(path: StoragePath, table: str, owner: RunIdentity) -> tuple[pa.Table, list[str], str] | str:
     """Read a part with the table's columns, those it lacks as nulls; or say in a few words why not."""
     try:
         data = read_part(path, table)
@@ -169,6 +185,10 @@ def _read_part(path: StoragePath, table: str) -> tuple[pa.Table, list[str], str]
     version = (data.schema.metadata or {}).get(b"qdsim.schema_version", b"").decode()
     if not version:
         return "a Parquet file that qdsim did not write"
+    try:
+        check_place(data, table, path.stem, owner)
+    except Misplaced as error:
+        return printable(str(error))
     missing = [name for name in names(table) if name not in data.column_names]
     try:
         columns = [
@@ -184,11 +204,10 @@ def _incomplete(manifest: dict[str, Any], found: dict[str, pa.Table]) -> list[st
     """Say why a run may not be compared with others."""
     if manifest.get("state") != "done":
         return [f"the run is {manifest.get('state')}, not done: shown by itself, left out of comparisons"]
-    faults = []
-    if "rounds" in found and "stages" in found:
-        keys = ["cell", "seed", "method", "request", "phase"]
-        rounds = found["rounds"].select([*keys, "round", "participants_received", "participants_expected"]).to_pandas()
-        stages = found["stages"].select([*keys, "rounds_run"]).to_pandas()
+    faults = [f"{said}: left out of comparisons" for said in completeness.faults(manifest, found)]
+    if "rounds" in found:
+        wanted = ["method", "phase", "round", "participants_received", "participants_expected"]
+        rounds = found["rounds"].select(wanted).to_pandas()
         short = rounds[rounds["participants_received"] < rounds["participants_expected"]]
         if len(short):
             first = short.iloc[0]
@@ -197,18 +216,6 @@ def _incomplete(manifest: dict[str, Any], found: dict[str, pa.Table]) -> list[st
                 f"{first['round']} with {first['participants_received']} of {first['participants_expected']}: "
                 "left out of comparisons"
             )
-        counted = rounds.groupby(keys).size().reindex(pd.MultiIndex.from_frame(stages[keys])).fillna(0).to_numpy()
-        lost = int((stages["rounds_run"].to_numpy() - counted).clip(min=0).sum())
-        if lost:
-            faults.append(f"{lost} rounds that table stages counts are not in table rounds: left out of comparisons")
-        served = set(zip(stages["cell"], stages["seed"], stages["method"], strict=True))
-        config = manifest.get("config") or {}
-        cells = [cell.get("cell", "") for cell in manifest.get("cells") or []]
-        methods = manifest.get("method_names") or config.get("methods") or []
-        expected = {(c, s, m) for c in cells for s in config.get("seeds") or [] for m in methods}
-        if expected - served:
-            c, s, m = min(expected - served)
-            faults.append(f"done, but {m} of seed {s} {c} is not in table stages: left out of comparisons")
     return faults
 
 

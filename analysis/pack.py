@@ -1,6 +1,5 @@
 """A run as a few small files, to be shared or kept: one Parquet file a table, and the manifest without its machine."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +9,8 @@ import pyarrow.parquet as pq
 
 from analysis.load import read_tables
 from qdsim.errors import BadInput
-from qdsim.store.run_directory import read_manifest
+from qdsim.store import completeness
+from qdsim.store.run_directory import PACKED_PART, identity_of, manifest_text, read_manifest
 from qdsim.store.tables import schema
 
 PRIVATE = ("host", "system", "root", "earlier")
@@ -24,20 +24,20 @@ def pack(run_dir: Path, out: Path) -> Path:
     manifest = read_manifest(run_dir)
     if manifest.get("state") != "done":
         raise BadInput("RUN", str(run_dir), f"it is {manifest.get('state')}; only a finished run is packed")
-    found, faults, _ = read_tables(run_dir)
-    if faults:
-        raise BadInput("RUN", str(run_dir), faults[0])
-    name = str(manifest.get("run_id") or run_dir.resolve().name)
+    owner = identity_of(run_dir, manifest)
+    found, faults, _ = read_tables(run_dir, owner)
+    for said in [*faults, *completeness.faults(manifest, found)]:
+        raise BadInput("RUN", str(run_dir), said)
+    name = owner.run_id
     packed, temporary = out / name, out / f".{name}.tmp"
     if packed.exists():
         raise BadInput("--out", str(packed), "is there already; parts are never mixed")
     try:
         for table, data in found.items():
             (temporary / "tables" / table).mkdir(parents=True, exist_ok=True)
-            path = temporary / "tables" / table / "all.parquet"
+            path = temporary / "tables" / table / f"{PACKED_PART}.parquet"
             pq.write_table(data.cast(schema(table, name)), path, compression="zstd")
-        text = json.dumps(_without_machine(manifest), indent=2, sort_keys=True)
-        (temporary / "manifest.json").write_text(f"{text}\n", encoding="utf-8")
+        (temporary / "manifest.json").write_text(manifest_text(_without_machine(manifest)), encoding="utf-8")
         temporary.rename(packed)
     except OSError as error:
         raise BadInput("--out", str(out), f"cannot be written to: {error.strerror}") from None

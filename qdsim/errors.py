@@ -3,11 +3,12 @@
     QdsimError                 1   something inside qdsim is wrong
     ├── BadInput               2   a job, a value or a file the user gave
     ├── CannotPlace            3   the cluster cannot host the run
-    │   └── CannotReach        3   or does not let us in
+    │   ├── CannotReach        3   or does not let us in
+    │   └── ClusterLost        3   or is gone, where it was started here
     ├── StorageFailed          3   the storage cannot: full, or gone
     ├── ClientFailed           4   a client step raised, or its actor died
     └── Diverged               4   a loss or an update is no longer a number
-    Interrupted              130   SIGINT, or 143 for SIGTERM
+    Interrupted              130   SIGINT, 143 for SIGTERM, 129 for SIGHUP: the terminal was closed
 
 An error's message is one line: what happened with numbers, the likely cause, the setting to change.
 All of them are built from plain arguments, so they survive pickling between processes.
@@ -21,7 +22,7 @@ class QdsimError(Exception):
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived; not an Exception, so that nothing on the way swallows it."""
+    """SIGINT, SIGTERM or SIGHUP arrived; not an Exception, so that nothing on the way swallows it."""
 
     def __init__(self, signum: int):
         super().__init__(signum)
@@ -85,6 +86,18 @@ class CannotReach(CannotPlace):
     def __str__(self) -> str:
         """Name the address, the cause and what to set."""
         return f"cannot reach the cluster at {self.asked}: {self.found}; {self.fix}"
+
+
+class ClusterLost(CannotPlace):
+    """A process of the cluster that was started here is gone; without it nothing can go on.
+
+    Ray would end this process as well, after up to a minute and without a word of ours.
+    Example scenario: the kernel killed ``raylet`` because the memory was full.
+    """
+
+    def __str__(self) -> str:
+        """Name the process, how it ended and what to do."""
+        return f"Ray on this machine has lost its {self.asked} ({self.found}); {self.fix}"
 
 
 class StorageFailed(QdsimError):

@@ -9,6 +9,7 @@ from qdsim.errors import (
     CannotPlace,
     CannotReach,
     ClientFailed,
+    ClusterLost,
     Diverged,
     MissingData,
     QdsimError,
@@ -32,6 +33,11 @@ EXAMPLES = [
         CannotReach("http://head:8265", "no answer", "make a tunnel"),
         3,
         "cannot reach the cluster at http://head:8265: no answer; make a tunnel",
+    ),
+    (
+        ClusterLost("raylet", "it ended with -9", "resume"),
+        3,
+        "Ray on this machine has lost its raylet (it ended with -9); resume",
     ),
     (
         ClientFailed(7, "train", 3, "node a", "out of memory"),

@@ -16,7 +16,7 @@ LAYERS = {
     "ranges": {"annotated_types"},
     "seeds": {"torch", "numpy"},
     "clocks": {"torch"},
-    "store": {"numpy", "pandas", "pyarrow"},
+    "store": {"numpy", "pandas", "pyarrow", "PIL"},
     "models": {"torch", "numpy", "torchvision"},
     "data": {"torch", "numpy", "torchvision", "sklearn", "scipy", "pyarrow", "PIL"},
     "algorithms": {"torch", "numpy", "annotated_types"},

@@ -3,10 +3,12 @@
 import re
 import tomllib
 
+import pytest
 import yaml
 
 from qdsim import __version__
 from tests.conftest import PROJECT
+from tests.minimum import minimums
 
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -48,3 +50,13 @@ def test_the_changelog_has_this_version():
     headings = re.findall(r"(?m)^## (.*)$", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"))
     assert headings[0] == "[Unreleased]"
     assert re.fullmatch(rf"\[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d", headings[1])
+
+
+def test_every_dependency_has_a_lower_bound_to_test():
+    """``python -m tests.minimum`` installs it."""
+    found = minimums(PYPROJECT["project"]["dependencies"])
+    assert "torch==2.6" in found
+    assert "ray==2.52" in found  # ray[default]
+    assert len(found) == len(PYPROJECT["project"]["dependencies"])
+    with pytest.raises(ValueError, match="NAME>=VERSION"):
+        minimums(["torch"])

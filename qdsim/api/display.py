@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -179,7 +180,7 @@ class NotebookCell:
     def __init__(self) -> None:
         from IPython.display import display
 
-        self._handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+        self._handle: Any = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         self._shown_s = 0.0
 
     def is_due(self) -> bool:
@@ -236,6 +237,7 @@ def print_result(console: Console, run_dir: StoragePath) -> None:
 
     if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
         console = Console(width=RESULT_WIDTH, file=console.file)
+    summary.check_whole(run_dir)
     titles = summary.method_titles(run_dir)
     table = summary.stage_table(run_dir)
     if table.empty:
@@ -248,8 +250,8 @@ def print_result(console: Console, run_dir: StoragePath) -> None:
     for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
         console.print(_membership_table(f"{request}  {cell}".rstrip(), rows, titles))
     for note in summary.notes(run_dir):
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
-    console.print(f"tables: {run_dir / 'tables'}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"tables: {run_dir / 'tables'}", highlight=False, soft_wrap=True, markup=False)
 
 
 def result_html(run_dir: StoragePath) -> str:
@@ -292,8 +294,8 @@ def _result_table(title: str, rows: pd.DataFrame, titles: dict[str, str], severa
 def _result_cells(row: Mapping[Any, Any], titles: dict[str, str], several: bool) -> list[str]:
     """Return a stage's row as :data:`RESULT_COLUMNS` has it."""
     return [
-        titles.get(row["method"], row["method"]),
-        row["phase"],
+        _said(titles.get(row["method"], row["method"])),
+        _said(row["phase"]),
         _percent(row["forget_accuracy"], row["forget_accuracy_sd"], several),
         _percent(row["retain_accuracy"], row["retain_accuracy_sd"], several),
         f"{row['rounds_run']:.0f}",
@@ -303,9 +305,16 @@ def _result_cells(row: Mapping[Any, Any], titles: dict[str, str], several: bool)
     ]
 
 
+def _said(text: object) -> str:
+    """Return what a file says as it is shown: nothing in it is an order, to the terminal or to the layout."""
+    from qdsim.store.run_directory import printable
+
+    return escape(printable(str(text)))
+
+
 def _membership_table(request: str, rows: pd.DataFrame, titles: dict[str, str]) -> Table:
     """How often an attack takes samples for members; Retrain-Or's rate is the aim."""
-    title = f"membership inference, forget {request}"
+    title = _said(f"membership inference, forget {request}")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("attack", "method"):
         table.add_column(name, no_wrap=True)
@@ -314,8 +323,8 @@ def _membership_table(request: str, rows: pd.DataFrame, titles: dict[str, str]) 
     for row in rows.to_dict("records"):
         gap = row["forget_gap"]
         table.add_row(
-            row["attack"],
-            titles.get(row["method"], row["method"]),
+            _said(row["attack"]),
+            _said(titles.get(row["method"], row["method"])),
             f"{row['member_rate_forget']:.1%}",
             "-" if math.isnan(gap) else f"{100 * gap:+.1f}",
             f"{row['auc_forget']:.3f}",

@@ -16,18 +16,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from qdsim import __version__
 from qdsim.data import datasets
-from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed
+from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError
 from qdsim.experiment.config import Job, in_todays_words, validate
 from qdsim.experiment.progress import Event, Notice, Progress
+from qdsim.federation import attacks
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.ray_engine import environment
 from qdsim.store import arrays, lock, run_directory, storage
+from qdsim.store.arrays import ArrayFile
+from qdsim.store.run_directory import part_name
 from qdsim.store.storage import StoragePath
 
 if TYPE_CHECKING:
@@ -43,20 +47,30 @@ IMPORTS_S = 10.0
 PACKAGES = ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow", "scikit-learn")
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that end a run in order; ``nohup`` has SIGHUP ignored, and so it stays."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    return found if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [*found, signal.SIGHUP]
+
+
 class Stop:
-    """Whether SIGINT or SIGTERM has arrived."""
+    """Whether SIGINT, SIGTERM or SIGHUP has arrived."""
 
     signum: int | None = None
+    check_alive: Callable[[], None] | None = None
+    """Raises where the cluster is gone."""
 
     def check(self) -> None:
         """Raise :class:`Interrupted` if one has."""
         if self.signum is not None:
             raise Interrupted(self.signum)
+        if self.check_alive is not None:
+            self.check_alive()
 
 
 @contextmanager
 def interruptible(*, at_once: bool) -> Iterator[Stop]:
-    """Take both signals over inside the block, raising :class:`Interrupted` at once or when asked.
+    """Take these signals over inside the block, raising :class:`Interrupted` at once or when asked.
 
     An exception raised inside one of Ray's blocking calls comes out of it as SystemExit(1), so a run on Ray
     asks between calls. Outside of the main thread there are no signals to take over.
@@ -71,7 +85,7 @@ def interruptible(*, at_once: bool) -> Iterator[Stop]:
         if at_once:
             stop.check()
 
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, handle) for s in stop_signals()}
     try:
         yield stop
     finally:
@@ -109,10 +123,24 @@ def run(
             manifest_before = run_directory.read_manifest(earlier)
             _check_same_settings(job, manifest_before, earlier)
             if manifest_before.get("state") == "done":
+                _join_parts(earlier)  # which a crash may have cut off
                 return earlier
-            run_directory.check_parts(earlier)
+            from qdsim.store import completeness  # which brings pandas
+
+            run_directory.check_folders(earlier)
+            run_directory.clear_temporary(earlier)
+            completeness.check_to_resume(earlier)
         datasets.check_there(job.data.dataset, job.data.root, download=job.data.download)
         stop = Stop()
+        manifest: run_directory.Manifest | None = None
+
+        def last_words(error: QdsimError) -> None:
+            """Record and say that the cluster is gone, where this process waits for it and is about to be ended."""
+            with suppress(QdsimError):
+                if manifest is not None:
+                    manifest.finish("failed", exit_code=error.exit_code, error=str(error))
+            print(f"qdsim: {error}", file=sys.stderr, flush=True)
+
         if engine == "inline":
             plan, dataset = _check(job, faults)
         else:
@@ -121,7 +149,7 @@ def run(
 
             stays = cluster.is_connected()
             with _beside(lambda: _check(job, faults)) as checked:
-                stop = connection.enter_context(on_ray(cluster.connected(job.cluster, address)))
+                stop = connection.enter_context(on_ray(cluster.connected(job.cluster, address, last_words)))
                 while not wait([checked], timeout=POLL_S).done:
                     stop.check()
                 plan, dataset = checked.result()
@@ -138,16 +166,17 @@ def run(
         else:
             run_directory.rewrite_older_parts(earlier)
         described = _describe(plan, run_dir, dataset.describe(), engine, origin)
+        check_owner = partial(lock.check, run_dir, owner)
         manifest = (
-            run_directory.Manifest.reopen(run_dir, **described)
+            run_directory.Manifest.reopen(run_dir, check_owner, described)
             if earlier
-            else run_directory.Manifest(run_dir, described)
+            else run_directory.Manifest(run_dir, described, check_owner)
         )
         # handed over, not shared: on Ray the arrays lie in its store, and nowhere else
         images = [Images(dataset.train_images, dataset.test_images, dataset.test_labels, dataset.normalization)]
         del dataset
-        recorder = Recorder(run_dir, len(plan.tasks()))
-        with _recorded(manifest, run_dir), closing(recorder), closing(connection):
+        recorder = Recorder(run_dir, len(plan.tasks()), partial(lock.owns, run_dir, owner))
+        with _recorded(manifest, run_dir, check_owner), closing(recorder), closing(connection):
             _save_partitions(plan, run_dir)
             begin(plan, run_dir)
             told = _telling(emit, recorder.take)
@@ -179,30 +208,44 @@ def run(
                 )
             )
         manifest.finish("done", exit_code=0)
+        _join_parts(run_dir)
     return run_dir
 
 
+def _join_parts(run_dir: StoragePath) -> None:
+    """Join the parts of long tables; where that fails the run is done all the same, in more files."""
+    with suppress(QdsimError, OSError):
+        run_directory.join_parts(run_dir)
+
+
 @contextmanager
-def _recorded(manifest: run_directory.Manifest, run_dir: StoragePath) -> Iterator[None]:
-    """Have the end of a run in its manifest, and in ``failure.json`` which client failed where, if one did."""
+def _recorded(
+    manifest: run_directory.Manifest, run_dir: StoragePath, check_owner: Callable[[], None]
+) -> Iterator[None]:
+    """Have the end of a run in its manifest, and in ``failure.json`` which client failed where, if one did.
+
+    Whoever has taken the run over meanwhile says there how it went on, and nobody else.
+    """
     failure = run_dir / "failure.json"
     try:
         failure.unlink(missing_ok=True)
         yield
     except Interrupted as stop:
-        with suppress(StorageFailed):
+        with suppress(QdsimError):
             manifest.finish("interrupted", exit_code=stop.exit_code)
         raise
-    except BaseException as error:
+    except BaseException as raised:
+        error = storage.as_failure(raised) or raised
         code = error.exit_code if isinstance(error, QdsimError) else 1
         said = str(error).splitlines()[0] if str(error) else repr(error)
-        with suppress(StorageFailed):  # a full disk: what made the run fail is said all the same
+        with suppress(QdsimError):  # a full disk: what made the run fail is said all the same
+            check_owner()
             if isinstance(error, ClientFailed):
                 names = ("client_id", "phase", "round_number", "where", "cause")
                 content = {name: getattr(error, name) for name in names}
                 storage.write(failure, json.dumps(content, indent=2).encode() + b"\n")
             manifest.finish("failed", exit_code=code, error=said)
-        raise
+        raise error from raised.__cause__
 
 
 def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: StoragePath) -> None:
@@ -291,14 +334,15 @@ def _inline_executor(plan: Plan, images: Images) -> InlineExecutor:
 
 
 @contextmanager
-def on_ray(connected: AbstractContextManager[None]) -> Iterator[Stop]:
+def on_ray(connected: AbstractContextManager[Callable[[], None]]) -> Iterator[Stop]:
     """Have Ray inside the block, and be told of signals instead of being interrupted by them."""
     with (
         interruptible(at_once=False) as early,
-        connected,
+        connected as check_alive,
         interruptible(at_once=False) as stop,  # again, since ray.init installs a handler of its own
     ):
         early.check()
+        stop.check_alive = check_alive
         yield stop
 
 
@@ -341,7 +385,9 @@ def _save_partitions(plan: Plan, run_dir: StoragePath) -> None:
     (run_dir / "partitions").mkdir(exist_ok=True)
     for point, federation in plan.federations():
         name = run_directory.file_name(f"{point.label}-" if point.label else "") + f"seed-{federation.seed}.npz"
-        arrays.write(run_dir / "partitions" / name, federation.partition.to_arrays())
+        content = f"the partition of {part_name(point.label, federation.seed, '', '', '')}"
+        file = ArrayFile(run_dir / "partitions" / name, run_directory.identity(run_dir).run_id, content)
+        arrays.write(file, federation.partition.to_arrays())
 
 
 def _describe(
@@ -365,7 +411,9 @@ def _describe(
         "config_sha256": _config_sha256(plan.job.model_dump()),
         "cells": [_resolved(point) for point in plan.points],
         "data": dataset,
+        # as the tables have them: those from outside are named otherwise in the job
         "method_names": list(plan.job.methods_by_name),
+        "attack_names": [attacks.find(name).name for name in plan.job.membership],
         "methods": {name: method.declared() for name, method in plan.job.methods_by_name.items()},
         "versions": versions,
         "hardware": {

@@ -1,5 +1,6 @@
 """The commands: ``qdsim --help``. The only file that reads arguments, prints errors or exits."""
 
+import os
 import shlex
 import signal
 import sys
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from qdsim.errors import BadInput, CannotPlace, Interrupted, QdsimError
+from qdsim.errors import BadInput, CannotPlace, ClusterLost, Interrupted, QdsimError
 from qdsim.store import storage
 
 app = typer.Typer(
@@ -357,7 +358,7 @@ def jobs(
     for name, file in files.items():
         try:
             about = str(tomllib.loads(file.read_text(encoding="utf-8")).get("about", ""))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             about = f"cannot be read: {error}"
         table.add_row(name, about)
     Console().print(table)
@@ -374,18 +375,26 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command line; every error ends in one line of cause and its exit code."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, _interrupt)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP:  # which nohup has ignored
+            signal.signal(signum, _interrupt)
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)  # what a command exits with, it returns
     except Interrupted as stop:
         _fail("interrupted; the rows written so far are kept", stop.exit_code)
+    except ClusterLost as error:
+        print(f"qdsim: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(error.exit_code)  # what Ray does at the end of a process would wait for it, and end it with code 1
     except CannotPlace as error:
         _print_nodes(error.nodes)
         _fail(str(error), error.exit_code)
     except QdsimError as error:
         _fail(str(error), error.exit_code)
     except Exception as error:
+        failure = storage.as_failure(error)
+        if failure is not None:
+            _fail(str(failure), failure.exit_code)
         usage = getattr(error, "format_message", None)  # of typer's own errors: an unknown command or option
         if usage is not None:
             _fail(f"{str(usage()).rstrip('.')} (qdsim --help)", 2)

@@ -5,7 +5,6 @@ scikit-learn, pyarrow, Pillow) are imported where they are used: a client actor 
 """
 
 import hashlib
-import io
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,8 +15,11 @@ import numpy as np
 
 from qdsim import plugins
 from qdsim.errors import BadInput, MissingData, QdsimError
+from qdsim.store.images import decode_image
 
 DIGITS_TEST_SHARE = 0.2
+MOST_CLASSES = 100_000
+"""A larger label is no class: tables and counts have a row for each."""
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 SVHN_SPLITS = {"svhn": ("train",), "svhn+extra": ("train", "extra")}
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -179,6 +181,8 @@ def _assemble(name: str, parts: _Parts) -> Dataset:
     if images.shape[2] != images.shape[3]:
         raise BadInput("data.dataset", name, f"images are {images.shape[2:]} pixels; set data.size for squares")
     classes = parts.num_classes or int(max(labels.max(), test_labels.max())) + 1
+    if classes > MOST_CLASSES:
+        raise BadInput("data.dataset", name, f"the largest label is {classes - 1}; allowed are 0 to {MOST_CLASSES - 1}")
     for split, values in (("training", labels), ("test", test_labels)):
         if values.min() < 0 or values.max() >= classes:
             bad = int(values.min()) if values.min() < 0 else int(values.max())
@@ -264,13 +268,21 @@ def _mnist(name: str, root: Path, download: bool) -> _Parts:
     if download:
         try:
             reader(root, download=True)
-        except (RuntimeError, OSError) as error:
-            cause = f"{name} could not be fetched ({str(error).splitlines()[0]})"
+        except Exception as error:  # also what an old .pt file makes torch raise
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            cause = f"{name} could not be fetched ({said})"
             raise MissingData(cause, str(folder), "put its four files there") from None
     _check_idx_files(name, root)
-    train, test = reader(root, train=True), reader(root, train=False)
-    images = [part.data.numpy()[:, None] for part in (train, test)]
-    return _Parts(images[0], train.targets.numpy(), images[1], test.targets.numpy(), num_classes=10)
+    train, train_labels, test, test_labels = (_read_idx(folder / file) for file in IDX_FILES)
+    return _Parts(train[:, None], train_labels, test[:, None], test_labels, num_classes=10)
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """Read a file that :func:`_check_idx` has taken; torchvision would prefer an old ``.pt`` file beside it."""
+    data = np.fromfile(path, np.uint8)
+    rank = int(data[3])
+    shape = data[4 : 4 + 4 * rank].view(">u4").astype(int)
+    return data[4 + 4 * rank :].reshape(shape)
 
 
 def _check_idx_files(name: str, root: Path) -> None:
@@ -373,10 +385,12 @@ def _parquet(folder: Path, size: int | None) -> _Parts:
     import pyarrow.parquet as pq
 
     def read(split: str) -> tuple[np.ndarray, np.ndarray]:
-        images: list[bytes] = []
+        encoded: list[bytes | None] = []
         labels: list[np.ndarray] = []
         for file in sorted(folder.glob(f"{split}-*.parquet")):
             try:
+                if not file.is_file():  # a pipe would be waited for
+                    raise OSError("is not a regular file")
                 table = pq.read_table(file)
             except (pa.ArrowException, OSError) as error:
                 cause = f"{file.name} is damaged ({str(error).splitlines()[0]})"
@@ -387,9 +401,9 @@ def _parquet(folder: Path, size: int | None) -> _Parts:
                 cause = f"{file.name} has columns {', '.join(f'{f.name}: {f.type}' for f in table.schema)}"
                 fix = "needed: an image struct with encoded bytes, and an integer label"
                 raise MissingData(cause, str(file), fix)
-            images += table.column(column).combine_chunks().field("bytes").to_pylist()
+            encoded += table.column(column).combine_chunks().field("bytes").to_pylist()
             labels.append(table.column("label").to_numpy())
-        return _decode((io.BytesIO(data) for data in images), len(images), size, folder), np.concatenate(labels)
+        return _decode(encoded, len(encoded), size, folder), np.concatenate(labels)
 
     train, test = read("train"), read("test")
     return _Parts(train[0], train[1], test[0], test[1])
@@ -410,8 +424,8 @@ def _folder(folder: Path, size: int | None) -> _Parts:
             found = ImageFolder(str(folder / split))
         except (OSError, RuntimeError) as error:
             raise MissingData(str(error).splitlines()[0], str(folder / split), "needed: train/ and test/") from None
-        images = _decode((path for path, _ in found.samples), len(found.samples), size, folder)
-        return images, np.asarray([label for _, label in found.samples]), found.classes
+        pixels = _decode((Path(path) for path, _ in found.samples), len(found.samples), size, folder)
+        return pixels, np.asarray([label for _, label in found.samples]), found.classes
 
     train, test = read("train"), read("test")
     if train[2] != test[2]:
@@ -420,20 +434,21 @@ def _folder(folder: Path, size: int | None) -> _Parts:
     return _Parts(train[0], train[1], test[0], test[1], num_classes=len(train[2]))
 
 
-def _decode(files: Iterable[Any], count: int, size: int | None, where: Path) -> np.ndarray:
+def _decode(files: Iterable[bytes | Path | None], count: int, size: int | None, where: Path) -> np.ndarray:
     """Decode images one by one into one array: grey if the first one is grey, else RGB."""
-    from PIL import Image, UnidentifiedImageError
-
     out: np.ndarray | None = None
     mode = "RGB"
     for i, file in enumerate(files):
         try:
-            with Image.open(file) as image:
-                if out is None:
-                    mode = "L" if image.mode in ("1", "L", "I", "I;16") else "RGB"
-                pixels = image.convert(mode)
-        except (UnidentifiedImageError, OSError, TypeError) as error:
-            raise MissingData(f"image {i} cannot be decoded ({error})", str(where), "fetch it again") from None
+            if file is None:
+                raise ValueError("there are no bytes")
+            image = decode_image(file)
+            if out is None:
+                mode = "L" if image.mode in ("1", "L", "I", "I;16") else "RGB"
+            pixels = image.convert(mode)
+        except (ValueError, OSError) as error:
+            named = f"image {i}" if not isinstance(file, Path) else str(file.relative_to(where))
+            raise MissingData(f"{named} cannot be decoded ({error})", str(where), "fetch it again") from None
         if size is not None:
             pixels = pixels.resize((size, size))
         array = np.asarray(pixels, np.uint8)

@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 
 from qdsim.algorithms.history import History
+from qdsim.errors import BadInput
 from qdsim.experiment.plan import PhaseKey
 from qdsim.experiment.resume import Cursor
+from qdsim.federation.client_states import StateFolder
 from qdsim.models import params as P
 from qdsim.models.model import Model, check_params
 from qdsim.models.params import Arrays, Params
 from qdsim.store import arrays, run_directory, storage
+from qdsim.store.arrays import ArrayFile
+from qdsim.store.run_directory import part_name
 from qdsim.store.storage import StoragePath
 
 FIX = "delete it, and the run resumes after the last request that was served"
@@ -59,11 +63,23 @@ class Checkpoint:
 
     def __init__(self, run_dir: StoragePath):
         self._folder = run_dir / FOLDER
+        self._owner = run_directory.identity(run_dir)
         self._first: str | None = None
 
-    def states_folder(self, training: str) -> StoragePath:
+    def states_folder(self, training: str) -> StateFolder:
         """Return where the clients of a training write their states."""
-        return self._folder / "clients" / run_directory.file_name(training)
+        path = self._folder / "clients" / run_directory.file_name(training)
+        return StateFolder(path, self._owner.run_id, self._owner.unnamed)
+
+    def _file(self, name: str, content: str) -> ArrayFile:
+        return ArrayFile(self._folder / name, self._owner.run_id, content, self._owner.unnamed)
+
+    @property
+    def _commit_file(self) -> ArrayFile:
+        return self._file("commit.npz", "the last commit")
+
+    def _first_file(self, key: PhaseKey) -> ArrayFile:
+        return self._file(_first_name(key), f"first updates of {part_name(key.cell, key.seed, key.method, '', '')}")
 
     def save(self, commit: Commit) -> None:
         """Make a commit; the one before is gone only when this one is there."""
@@ -82,7 +98,7 @@ class Checkpoint:
             found |= {f"history/{name}": array for name, array in stored.items() if name not in first}
             cursor["first"] = self._write_first(commit, first)
         found["cursor"] = np.frombuffer(json.dumps(cursor).encode(), np.uint8)
-        arrays.write(self._folder / "commit.npz", found)
+        arrays.write(self._commit_file, found)
         for old in self._folder.glob("first-*.npz"):
             if old.name != cursor.get("first"):
                 old.unlink()
@@ -91,22 +107,22 @@ class Checkpoint:
         """Write the first round's updates, which do not change any more, into a file of their own, once."""
         name = _first_name(commit.key)
         if self._first != name:
-            arrays.write(self._folder / name, first)
+            arrays.write(self._first_file(commit.key), first)
             self._first = name
         return name
 
     def load(self) -> Commit | None:
         """Return the last commit, or None."""
-        path = self._folder / "commit.npz"
+        path = self._commit_file.path
         if not path.exists():
             return None
-        stored = arrays.read(path, FIX)
+        stored = arrays.read(self._commit_file, FIX)
         try:
             cursor = json.loads(stored["cursor"].tobytes())
             key = PhaseKey(**cursor["named"])
             history = None
             if "first" in cursor:
-                recorded = _under("history/", stored) | arrays.read(self._folder / _first_name(key), FIX)
+                recorded = _under("history/", stored) | arrays.read(self._first_file(key), FIX)
                 history = History.from_arrays(recorded)
             forgot = _under("forgot/", stored)
             return Commit(
@@ -120,16 +136,22 @@ class Checkpoint:
                 history,
                 {int(i): _tag(last) for i, last in cursor["states"].items()} if "states" in cursor else None,
             )
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise arrays.damaged(path, error, FIX) from None
 
     def checked(self, params: Params, model: Model) -> Params:
         """Return a commit's model if it is of this network."""
-        return check_params(model, params, self._folder / "commit.npz", FIX)
+        return check_params(model, params, self._commit_file.path, FIX)
+
+    def check_committed(self, params: Params, committed: str, what: str) -> None:
+        """Refuse a commit whose model is not the one that the rows have the hash of."""
+        if P.sha256(params) != committed:
+            why = f"holds another model than the rows of {what} say; {FIX}"
+            raise BadInput("file", str(self._commit_file.path), why)
 
     def forget_states(self, training: str) -> None:
         """Delete the client states of a training that is stored as a whole."""
-        storage.remove(self.states_folder(training))
+        storage.remove(self.states_folder(training).path)
 
     def clear(self) -> None:
         """Delete everything: the run is done."""

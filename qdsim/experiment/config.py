@@ -344,7 +344,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise job_files.missing(path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("JOB", str(path), f"cannot be read as UTF-8 text: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of numbers with thousands of digits, and brackets in brackets
         raise BadInput("JOB", str(path), f"is not TOML: {error}") from None
 
 
@@ -356,6 +356,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"value = {raw.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), raw.strip()
+    except (ValueError, RecursionError) as error:
+        raise BadInput("--set", f"{key.strip()}=…", f"the value cannot be read: {error}") from None
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:

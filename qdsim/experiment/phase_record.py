@@ -102,6 +102,8 @@ class PhaseRecord:
             self.before = self.continue_from.before
             numbers = range(1, self.continue_from.round_number + 1)
             self.round_rows = [self.run.writer.round_row(self._key.round_part(n)) for n in numbers]
+            committed = self.round_rows[-1]["params_sha256"]
+            self.run.checkpoint.check_committed(self.continue_from.params, committed, self._key.part)
             self.run.work_done += self._work * len(self.round_rows) / max(self.phase.stage.rounds, 1)
         self.run.emit(self._here(0, 0, 0))
 
@@ -171,6 +173,7 @@ class PhaseRecord:
         """Write the phase's row; return the scores it has ended with, and the row of its last round."""
         self.run.work_done = self._work_after
         summed = rows.stage_row(self._key, self.round_rows, self.phase, self.before, self.storage)
+        self.run.check_owner()
         self.run.writer.append("stages", self._key.part, [summed])
         last = self.round_rows[-1]
         return {name: last.get(name) for name in SCORES if last.get(name) is not None}, last

@@ -26,7 +26,7 @@ from qdsim.models.convnet import ConvNet
 from qdsim.models.kinds import CONVNET
 from qdsim.models.model import Model
 from qdsim.models.module import ModuleModel, checked_model
-from qdsim.store.run_directory import round_stem
+from qdsim.store.run_directory import part_name, round_stem
 
 MATCHED_IMAGE_COST = 3.0
 """A synthetic image in a matching step against a real one in a gradient, roughly: it is differentiated twice."""
@@ -111,8 +111,7 @@ class PhaseKey(NamedTuple):
     @property
     def part(self) -> str:
         """The name of the phase's part in a table; without a phase, that of the task or training."""
-        names = [self.cell, f"seed-{self.seed}", self.method, self.request, self.phase]
-        return "-".join(name for name in names if name)
+        return part_name(self.cell, self.seed, self.method, self.request, self.phase)
 
     def round_part(self, round_number: int) -> str:
         """Return the name of a round's part."""

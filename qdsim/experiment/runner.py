@@ -8,6 +8,7 @@ from typing import Any
 from qdsim import seeds
 from qdsim.algorithms.history import History
 from qdsim.algorithms.phase import Phase
+from qdsim.errors import BadInput
 from qdsim.experiment import gallery, rows
 from qdsim.experiment.checkpoint import Checkpoint, Commit
 from qdsim.experiment.phase_record import PhaseRecord, RunState, scores
@@ -17,18 +18,23 @@ from qdsim.experiment.resume import Action, Continue, Outputs, Skip, is_served, 
 from qdsim.experiment.trained import Rows, Trained, TrainedStore, check_same_training, description
 from qdsim.federation import attacks, evaluation, membership
 from qdsim.federation.client_host import Shard
-from qdsim.federation.client_states import state_file
+from qdsim.federation.client_states import StateFolder, state_file
 from qdsim.federation.executor import Executor
 from qdsim.federation.rounds import run_phase
 from qdsim.models import params as P
 from qdsim.models.model import Model, check_params
 from qdsim.models.params import Params
 from qdsim.store import arrays, lock, run_directory
+from qdsim.store.arrays import ArrayFile
 from qdsim.store.run_directory import START_ANEW, TableWriter
 from qdsim.store.storage import StoragePath
 
 SERVE_AGAIN = "delete it, and the request is served again"
 NOT_SHARED = "--out is not shared by all nodes: "
+
+
+def ignore_owner() -> None:
+    """Stand in for the check of the lock where there is none."""
 
 
 class Experiment:
@@ -46,7 +52,8 @@ class Experiment:
         self._plan, self._executor, self._emit = plan, executor, emit
         self._writer = TableWriter(run_dir)
         self._checkpoint = Checkpoint(run_dir)
-        check_owner = partial(lock.check, run_dir, owner)
+        self._owner = run_directory.identity(run_dir)
+        check_owner = partial(lock.check, run_dir, owner) if owner else ignore_owner
         self._run_state = RunState(plan, executor, self._writer, self._checkpoint, emit, check_owner)
         self._store = TrainedStore(trained_in or run_dir.parent)
         self._models = run_dir / "models"
@@ -150,32 +157,33 @@ class Experiment:
                 self._executor.broadcast("load_states", states.files(clients), START_ANEW)
         return actions
 
-    def _states_folder(self, training: Task) -> StoragePath | None:
+    def _states_folder(self, training: Task) -> StateFolder | None:
         """Return the folder where the clients of a training write their states, if all nodes can access it."""
         folder = self._checkpoint.states_folder(training.key().part)
-        folder.mkdir(parents=True, exist_ok=True)
-        if all(self._executor.broadcast("can_access", folder)):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if all(self._executor.broadcast("can_access", folder.path)):
             return folder
         lost = "an interrupted training restarts at round 1, and a lost client ends the run"
         self._emit(Notice(NOT_SHARED + lost))
         return None
 
     @staticmethod
-    def _states_readable(commit: Commit, folder: StoragePath | None) -> bool:
+    def _states_readable(commit: Commit, folder: StateFolder | None) -> bool:
         """Tell whether the states that a commit names are there: a training may be stored as a whole, and deleted."""
         if folder is None or commit.states is None:
             return False
-        return all(state_file(folder, i, last).exists() for i, last in commit.states.items())
+        return all(state_file(folder, i, last).path.exists() for i, last in commit.states.items())
 
     def _store_training(
         self, training: Task, described: dict[str, Any], trained: Trained, clients: int, *, is_last: bool
     ) -> None:
         """Store a training for later runs, where all nodes can access the storage."""
+        self._run_state.check_owner()
         stored = self._store.save(described, trained, self._executor, clients)
         if not stored:
             self._emit(Notice(NOT_SHARED + "the trained state is not stored, and no other run can reuse it"))
         elif is_last:
-            self._executor.states.freeze(self._store.path(described) / "clients")
+            self._executor.states.freeze(self._store.clients_folder(described))
             self._checkpoint.forget_states(training.key().part)
 
     def _rows_of(self, training: Task, phase: Phase, earlier: Rows) -> Rows:
@@ -190,6 +198,7 @@ class Experiment:
 
     def _copy_rows(self, training: Task, phases: list[Phase], stored: Rows) -> None:
         """Write the rows of a training that was done before, so that the run's tables are complete."""
+        self._run_state.check_owner()
         for phase in phases:
             key = training.key(phase.name)
             if self._writer.has("stages", key.part):  # a resumed run's own training
@@ -210,6 +219,7 @@ class Experiment:
         pairs = evaluation.image_pairs(self._executor, picks, settings.init)
         key = training.key(last["phase"])
         named = {**key.columns(), "round": last["round"]}
+        self._run_state.check_owner()
         self._writer.append("images", key.part, [{**named, **row} for row in gallery.rows(picks, pairs)])
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -233,9 +243,11 @@ class Experiment:
                 last_row = self._last_row(task, phase)
                 continue
             relearns = phase.name == "relearn"
+            here = commit if isinstance(action, Continue) else None
+            if relearns and here is not None and last_row is not None:
+                self._checkpoint.check_committed(unlearned, last_row["params_sha256"], f"its {last_row['phase']}")
             if relearns:
                 self._attack(task, unlearned, last_row)
-            here = commit if isinstance(action, Continue) else None
             record = PhaseRecord(
                 self._run_state,
                 task,
@@ -260,7 +272,8 @@ class Experiment:
             if not relearns:
                 unlearned, last_row = params, row
         self._attack(task, unlearned, last_row)
-        arrays.write(self._model_path(task), P.to_numpy(unlearned))
+        self._run_state.check_owner()
+        arrays.write(self._model_file(task), P.to_numpy(unlearned))
         name = phases[-1].name if phases else ""
         self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True))
         return unlearned
@@ -275,7 +288,7 @@ class Experiment:
         found = set()
         for name in self._outputs(task).names:
             table, _, part = name.partition("/")
-            there = self._model_path(task).exists() if table == "models" else self._writer.has(table, part)
+            there = self._model_file(task).path.exists() if table == "models" else self._writer.has(table, part)
             if there:
                 found.add(name)
         return found
@@ -298,6 +311,7 @@ class Experiment:
             found = membership.attack(
                 name, task.request, at.seed, at.labels, self._plan.test_labels, params, self._executor
             )
+            self._run_state.check_owner()
             self._writer.append("membership", part, [{**named, **row} for row in found])
 
     def _last_row(self, task: Task, phase: Phase) -> Row:
@@ -308,12 +322,18 @@ class Experiment:
 
     def _read_model(self, task: Task) -> Params:
         """Return the model that a served request has left."""
-        path = self._model_path(task)
-        stored = P.from_numpy(arrays.read(path, SERVE_AGAIN))
-        return check_params(task.point.model, stored, path, SERVE_AGAIN)
+        file = self._model_file(task)
+        stored = P.from_numpy(arrays.read(file, SERVE_AGAIN))
+        forgetting = [phase for phase in task.phases() if phase.name != "relearn"]
+        if forgetting and P.sha256(stored) != self._last_row(task, forgetting[-1])["params_sha256"]:
+            why = f"holds another model than its rows in tables/rounds say; {SERVE_AGAIN}"
+            raise BadInput("file", str(file.path), why)
+        return check_params(task.point.model, stored, file.path, SERVE_AGAIN)
 
-    def _model_path(self, task: Task) -> StoragePath:
-        return self._models / f"{run_directory.file_name(task.key().part)}.npz"
+    def _model_file(self, task: Task) -> ArrayFile:
+        part = task.key().part
+        path = self._models / f"{run_directory.file_name(part)}.npz"
+        return ArrayFile(path, self._owner.run_id, f"the model of {part}", self._owner.unnamed)
 
     # -- both ----------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow as pa
 from qdsim.errors import StorageFailed
 from qdsim.experiment.progress import Event, Notice, Pace
 from qdsim.store import lock, run_directory, storage
+from qdsim.store.run_directory import printable
 from qdsim.store.storage import Remote, StoragePath
 
 FILE = "progress.json"
@@ -32,7 +34,8 @@ PLACE = ("cell", "seed", "method", "request", "phase", "round_number", "rounds",
 class Recorder:
     """Writes what a run says of itself, now and then."""
 
-    def __init__(self, run_dir: StoragePath, tasks: int):
+    def __init__(self, run_dir: StoragePath, tasks: int, is_owner: Callable[[], bool] = lambda: True):
+        self._is_owner = is_owner
         self._path = run_dir / FILE
         self._every_s = EVERY_REMOTE_S if isinstance(run_dir, Remote) else EVERY_S
         self._written_s = 0.0
@@ -69,7 +72,8 @@ class Recorder:
         """Write what is known; a full disk is for the run itself to say."""
         self._written_s = time.monotonic()
         with suppress(StorageFailed):
-            storage.write(self._path, json.dumps(self._now, indent=2).encode() + b"\n")
+            if self._is_owner():
+                storage.write(self._path, json.dumps(self._now, indent=2).encode() + b"\n")
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def read(run_dir: StoragePath) -> Status:
     manifest = run_directory.read_manifest(run_dir)
     progress: dict[str, Any] = {}
     age_s = None
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
         progress = _sound(found) if isinstance(found, dict) else {}
         age_s = max(0.0, time.time() - storage.modified_s(run_dir / FILE))
@@ -106,8 +110,8 @@ def read(run_dir: StoragePath) -> Status:
     return Status(
         run_id=str(manifest.get("run_id") or run_dir.name),
         state=state,
-        started_at=printable(str(manifest.get("started_at", ""))),
-        error=printable(str(manifest.get("error", ""))),
+        started_at=str(manifest.get("started_at", "")),
+        error=str(manifest.get("error", "")),
         age_s=age_s,
         progress=progress,
         peak_memory_bytes=memory,
@@ -126,11 +130,6 @@ def _sound(found: dict[str, Any]) -> dict[str, Any]:
         elif name == "notes" and isinstance(value, list):
             sound[name] = [printable(str(note)) for note in value]
     return sound
-
-
-def printable(text: str) -> str:
-    """Return a text without what a terminal would take for an order."""
-    return "".join(letter for letter in text if letter.isprintable())
 
 
 def _newest(run_dir: StoragePath) -> tuple[int | None, int]:

@@ -22,16 +22,22 @@ from qdsim.algorithms.phase import Phase
 from qdsim.algorithms.server import MEAN
 from qdsim.errors import BadInput
 from qdsim.experiment.plan import Plan, Task
+from qdsim.federation.client_states import StateFolder, trained_file
 from qdsim.federation.executor import Executor
 from qdsim.models import params as P
 from qdsim.models.model import Model, check_params
 from qdsim.models.params import Params
-from qdsim.store import arrays, run_directory, storage, tables
+from qdsim.store import arrays, completeness, run_directory, storage, tables
+from qdsim.store.arrays import ArrayFile
 from qdsim.store.storage import StoragePath
 
 VERSION = 3
 """Of the algorithms that training consists of: another number, another hash."""
+FORMAT = 2
+"""Of the files of a state. Since 2 each says inside which training it is of."""
 FOLDER = ".trained"
+TABLES = ("rounds", "stages", "clients", "classes")
+"""That a training writes rows of."""
 FIX = "delete the folder under .trained to train again"
 Rows = dict[str, list[dict[str, Any]]]
 """Rows of the training phases, by table."""
@@ -87,7 +93,7 @@ def check_same_training(path: StoragePath, described: dict[str, Any]) -> None:
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
             differing = [f"{k} (then {before.get(k)!r}, now {now[k]!r})" for k in now if before.get(k) != now[k]]
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise arrays.damaged(path, error, run_directory.START_ANEW) from None
         if differing:
             why = f"its training had other settings: {', '.join(differing)}; {run_directory.START_ANEW}"
@@ -112,36 +118,66 @@ class TrainedStore:
         if not (path / "state.json").exists() or not all(executor.broadcast("can_access", path)):
             return None
         try:
-            if json.loads((path / "state.json").read_text(encoding="utf-8")) != json.loads(json.dumps(described)):
+            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            unnamed = state.pop("format", 1) == 1
+            if state != json.loads(json.dumps(described)):
                 raise ValueError("state.json describes another training")
-            params = P.from_numpy(arrays.read(path / "params.npz", FIX))
+            params = P.from_numpy(arrays.read(_file(path, "params", unnamed), FIX))
             check_params(model, params, path / "params.npz", FIX)
-            history = History.from_arrays(arrays.read(path / "history.npz", FIX))
-            stored = storage.inside(path / "tables", "[!.]*.parquet")
-            rows = {file.stem: run_directory.read_part(file, file.stem).to_pylist() for file in stored}
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            why = f"the trained state there cannot be read ({str(error).splitlines()[0]}); {FIX}"
+            history = History.from_arrays(arrays.read(_file(path, "history", unnamed), FIX))
+            rows = _read_rows(path, unnamed)
+            if not rows["rounds"] or P.sha256(params) != rows["rounds"][-1]["params_sha256"]:
+                raise ValueError("params.npz is not the model that the last row of tables/rounds.parquet is of")
+        except (OSError, ValueError, KeyError, AttributeError, RecursionError, pa.ArrowException) as error:
+            why = f"the trained state there cannot be read ({run_directory.first_line(error)}); {FIX}"
             raise BadInput("--out", str(path), why) from None
-        executor.states.freeze(path / "clients")
+        executor.states.freeze(_clients(path, unnamed))
         executor.broadcast("load_states", executor.states.files(range(clients)), FIX)
         return Trained(params, history, rows)
+
+    def clients_folder(self, described: dict[str, Any]) -> StateFolder:
+        """Return where the synthetic sets of the state so described lie."""
+        return _clients(self.path(described))
 
     def save(self, described: dict[str, Any], trained: Trained, executor: Executor, clients: int) -> bool:
         """Write the state; False where the owners' files are not here, on storage that nodes do not share."""
         path = self.path(described)
         if (path / "state.json").exists():
             return True
-        for folder in ("tables", "clients"):
-            (path / folder).mkdir(parents=True, exist_ok=True)
-        executor.broadcast("save_states", path / "clients")
-        if described["synthetic"] and len(storage.inside(path / "clients", "[!.]*.npz")) < clients:
+        for name in ("tables", "clients"):
+            (path / name).mkdir(parents=True, exist_ok=True)
+        folder = self.clients_folder(described)
+        executor.broadcast("save_states", folder)
+        if described["synthetic"] and not all(trained_file(folder, i).path.exists() for i in range(clients)):
             storage.remove(path)
             return False
-        arrays.write(path / "params.npz", P.to_numpy(trained.params))
-        arrays.write(path / "history.npz", trained.history.to_arrays())
+        arrays.write(_file(path, "params"), P.to_numpy(trained.params))
+        arrays.write(_file(path, "history"), trained.history.to_arrays())
         for table, rows in trained.rows.items():
-            data = pa.Table.from_pylist(rows, schema=tables.schema(table, ""))
+            data = pa.Table.from_pylist(rows, schema=tables.schema(table, path.name))
             with storage.writing(path / "tables" / f"{table}.parquet") as file:
                 pq.write_table(data, file, compression="zstd", write_page_checksum=True)
-        storage.write(path / "state.json", json.dumps(described, indent=2, sort_keys=True).encode())
+        state = {**described, "format": FORMAT}
+        storage.write(path / "state.json", json.dumps(state, indent=2, sort_keys=True).encode())
         return True
+
+
+def _file(path: StoragePath, name: str, unnamed: bool = False) -> ArrayFile:
+    return ArrayFile(path / f"{name}.npz", path.name, name, unnamed)
+
+
+def _clients(path: StoragePath, unnamed: bool = False) -> StateFolder:
+    return StateFolder(path / "clients", path.name, unnamed)
+
+
+def _read_rows(path: StoragePath, unnamed: bool) -> Rows:
+    """Return the rows of a stored training; raise where a table is missing, another training's or not whole."""
+    found: dict[str, pa.Table] = {}
+    for table in TABLES:
+        found[table] = run_directory.read_part(path / "tables" / f"{table}.parquet", table)
+        of = (found[table].schema.metadata or {}).get(b"qdsim.run_id", b"").decode()
+        if of != ("" if unnamed else path.name):
+            raise ValueError(f"tables/{table}.parquet is of another training")
+    for said in completeness.faults({"state": "interrupted"}, found):
+        raise ValueError(said)
+    return {table: data.to_pylist() for table, data in found.items()}

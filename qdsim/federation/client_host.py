@@ -18,12 +18,13 @@ from qdsim.data.clients import ClientState, SyntheticSet, to_bytes
 from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import UnlearningRequest
 from qdsim.federation import measures
-from qdsim.federation.client_states import state_file, tag, trained_file
+from qdsim.federation.client_states import StateFolder, state_file, tag, trained_file, written_states
 from qdsim.federation.measures import Counts
 from qdsim.models.compute import Compute
 from qdsim.models.model import Model
 from qdsim.models.params import Params
-from qdsim.store import arrays, storage
+from qdsim.store import arrays
+from qdsim.store.arrays import ArrayFile
 from qdsim.store.storage import StoragePath
 
 KEPT_STATES = 2
@@ -142,7 +143,7 @@ class ClientHost:
         client_step: ClientStep,
         client_id: int,
         ctx: RoundContext,
-        save_to: StoragePath | None = None,
+        save_to: StateFolder | None = None,
     ) -> ClientUpdate:
         """Run one client step; the state changes only if the step returns.
 
@@ -200,24 +201,24 @@ class ClientHost:
         """Tell whether this node can access a folder: storage may not be shared."""
         return folder.is_dir()
 
-    def save_states(self, folder: StoragePath) -> None:
+    def save_states(self, folder: StateFolder) -> None:
         """Write each client's synthetic set into a file of its own; nothing where the folder cannot be accessed."""
-        if not self.can_access(folder):
+        if not self.can_access(folder.path):
             return
         for client_id, client in self._clients.items():
             if client.synthetic is not None:
                 arrays.write(trained_file(folder, client_id), client.synthetic.to_arrays())
 
-    def _save_state(self, folder: StoragePath, client: ClientState, ctx: RoundContext) -> None:
+    def _save_state(self, folder: StateFolder, client: ClientState, ctx: RoundContext) -> None:
         """Write a client's state after a round; of the older ones :data:`KEPT_STATES` stay."""
         assert client.synthetic is not None
-        older = storage.inside(folder, f"{client.client_id}.*.npz")
-        path = state_file(folder, client.client_id, tag(ctx.phase, ctx.round_number))
-        arrays.write(path, client.synthetic.to_arrays())
-        for file in [file for file in older if file.name < path.name][:-KEPT_STATES]:
+        older = written_states(folder, client.client_id)
+        written = state_file(folder, client.client_id, tag(ctx.phase, ctx.round_number))
+        arrays.write(written, client.synthetic.to_arrays())
+        for file in [file for file in older if file.name < written.path.name][:-KEPT_STATES]:
             file.unlink(missing_ok=True)
 
-    def load_states(self, files: Mapping[int, StoragePath], fix: str) -> None:
+    def load_states(self, files: Mapping[int, ArrayFile], fix: str) -> None:
         """Read the synthetic sets of its clients from these files; ``fix`` is said of a damaged one."""
         for client_id, client in self._clients.items():
             if client_id in files and client.synthetic is not None:

@@ -2,17 +2,28 @@
 
 import logging
 import os
+import shutil
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import AuthenticationError
 
-from qdsim.errors import BadInput, CannotReach
+from qdsim.errors import BadInput, CannotPlace, CannotReach, ClusterLost, Interrupted
 from qdsim.experiment.sections import Cluster
 from qdsim.planning.layout import Node
 from qdsim.ray_engine.environment import how_to_authenticate
+
+VITAL = ("gcs_server", "raylet")
+"""Processes that a cluster cannot do without, by the names that the system has of them."""
+WATCH_S = 0.5
+GRACE_S = 5.0
+"""From the loss of one to the end of this process, unless it ends by itself."""
 
 
 def nodes() -> list[Node]:
@@ -79,28 +90,140 @@ def _no_dashboard() -> Iterator[None]:
 
 
 @contextmanager
-def connected(wanted: Cluster, address: str | None) -> Iterator[None]:
+def _on_loopback() -> Iterator[None]:
+    """Have a cluster that is started meanwhile listen on this machine alone, as Ray does on macOS and Windows.
+
+    Else its ports are open to the network. The variable that Ray has for it, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, would
+    hold for every cluster that this process joins later, and for its children.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _session_folder() -> Path | None:
+    """Return where the cluster that was started here keeps its logs and sockets."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    return None if node is None else Path(node.get_session_dir_path())
+
+
+def _forget_session(folder: Path | None) -> None:
+    """Delete what a cluster that is over has left behind: Ray would keep a folder for every run."""
+    if folder is None:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    latest = folder.parent / "session_latest"
+    with suppress(OSError):
+        if latest.is_symlink() and latest.readlink().name == folder.name:
+            latest.unlink()
+
+
+class Watch:
+    """Watches the processes of the cluster that was started here, of which it cannot do without one.
+
+    Where one is gone Ray waits in C++, for up to a minute, and then ends this process with code 1. So whoever asks is
+    told at once, and where nobody asks, since all wait for Ray, ``last_words`` are said and this process ends.
+    """
+
+    def __init__(self, last_words: Callable[[ClusterLost], None]):
+        self.lost: ClusterLost | None = None
+        self._last_words = last_words
+        self._over = threading.Event()
+        self._pids: dict[int, str] = {}
+
+    def check(self) -> None:
+        """Raise where one of them is gone."""
+        if self.lost is not None:
+            raise self.lost
+
+    def start(self) -> None:
+        """Watch from now on, in a thread."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def end(self) -> None:
+        """Watch no more: what ends from now on is meant to."""
+        self._over.set()
+
+    def kill(self) -> None:
+        """End those that are left; asking the cluster to would take a minute. The others end with this process."""
+        for pid in self._pids:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _run(self) -> None:
+        while not self._over.wait(WATCH_S):
+            self._find()
+            gone = [name for pid, name in self._pids.items() if _state(pid) in ("", "Z")]
+            if gone:
+                fix = "see that there is memory enough; qdsim resume continues from the last commit"
+                self.lost = ClusterLost(gone[0], "it was killed, or has ended by itself", fix)
+                if not self._over.wait(GRACE_S):
+                    self._last_words(self.lost)
+                    self.kill()
+                    os._exit(self.lost.exit_code)
+                return
+
+    def _find(self) -> None:
+        """Look for them among the children of this process."""
+        for path in Path("/proc/self/task").glob("*/children") if len(self._pids) < len(VITAL) else ():
+            with suppress(OSError, ValueError):
+                for pid in map(int, path.read_text(encoding="utf-8").split()):
+                    name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+                    if name in VITAL:
+                        self._pids[pid] = name
+
+
+def _state(pid: int) -> str:
+    """Return the state of a process, Z for one that has ended; nothing where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _say(error: ClusterLost) -> None:
+    print(f"qdsim: {error}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def connected(
+    wanted: Cluster, address: str | None, last_words: Callable[[ClusterLost], None] = _say
+) -> Iterator[Callable[[], None]]:
     """Join the cluster at ``address``, or start one on this machine for the duration of the block.
 
-    A process that is connected already stays so: the run takes that cluster.
+    Yields what raises :class:`ClusterLost` where that one is gone, see :class:`Watch`; of a cluster that was joined Ray
+    tells. A process that is connected already stays so: the run takes that cluster.
     """
     if is_connected():
         if address is not None:
             why = "this process is connected to a cluster already: leave the address out, or call ray.shutdown() first"
             raise BadInput("--address", address, why)
-        yield
+        yield lambda: None
         return
+    watch = Watch(last_words)
+    folder: Path | None = None
     if address is None and not os.environ.get("RAY_ADDRESS"):
-        with _no_dashboard():
-            ray.init(
-                address="local",
-                num_cpus=wanted.local_cpus,
-                num_gpus=wanted.local_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace="qdsim",
-            )
+        with _no_dashboard(), _on_loopback():
+            watch.start()
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=wanted.local_cpus,
+                    num_gpus=wanted.local_gpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    namespace="qdsim",
+                )
+            except Exception as error:  # of whichever of its processes did not start, or was lost meanwhile
+                watch.end()
+                said = str(error).splitlines()[0] if str(error) else type(error).__name__
+                fix = "try again; its logs lie in session_latest/logs of its temporary directory, /tmp/ray"
+                raise CannotPlace("Ray on this machine", f"that it did not start ({said})", fix) from error
+        folder = _session_folder()
     else:
         where = address or os.environ["RAY_ADDRESS"]
         try:
@@ -111,6 +234,18 @@ def connected(wanted: Cluster, address: str | None) -> Iterator[None]:
             fix = f"see that it runs there; if it does, its token may be another: {how_to_authenticate()}"
             raise CannotReach(where, str(error).splitlines()[0], fix) from None
     try:
-        yield
+        yield watch.check
+    except Interrupted:
+        raise
+    except BaseException as error:
+        folder = None  # its logs may say why
+        if watch.lost is not None:
+            raise watch.lost from error
+        raise
     finally:
-        ray.shutdown()
+        watch.end()
+        if watch.lost is not None:
+            watch.kill()
+        else:
+            ray.shutdown()
+            _forget_session(folder)

@@ -25,6 +25,7 @@ from qdsim.ray_engine.metrics import Gauges
 from qdsim.ray_engine.reservation import release
 from qdsim.ray_engine.worker_group import WorkerGroup, start_workers
 from qdsim.ray_engine.workers import first_line
+from qdsim.store import storage
 from qdsim.store.storage import StoragePath
 
 PROGRESS_EVERY_S = 0.2
@@ -115,6 +116,7 @@ def run_on_ray(
 
     attempts = 0
     while True:
+        check()
         driver = _start_driver()
         rounds = 0
         try:
@@ -128,10 +130,14 @@ def run_on_ray(
         except RayTaskError as error:
             if isinstance(error.cause, QdsimError):
                 raise error.cause from None
+            failure = storage.as_failure(error.cause)
+            if failure is not None:
+                raise failure from None
             raise QdsimError(
                 f"the driver failed with {type(error.cause).__name__}: {first_line(error.cause)}"
             ) from error
         except RayError as error:
+            check()  # where the cluster is gone nothing can be asked of it
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(driver)  # it may have been out of reach only
             attempts = 1 if rounds else attempts + 1  # in a row, without a round between them

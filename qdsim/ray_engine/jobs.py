@@ -35,6 +35,7 @@ SILENCE_S = 60.0
 """How long a cluster may be out of reach while its job is waited for: a tunnel that is made again is no failure."""
 POLL_S = 1.0
 LAST_LINES = 10
+CODE_SUFFIXES = (".py", ".toml")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,13 @@ class Ended:
     exit_code: int
 
 
+def code_in(package: Path) -> list[Path]:
+    """Return the files that the package is made of, relative to it: whatever else lies in its folder stays here."""
+    found = [path for path in package.rglob("*") if path.name == "py.typed" or path.suffix in CODE_SUFFIXES]
+    inside = [path.relative_to(package) for path in sorted(found) if path.is_file()]
+    return [path for path in inside if not any(part.startswith((".", "__pycache__")) for part in path.parts)]
+
+
 def pack(job: Path, into: Path, outside: Iterable[tuple[str, str]] = ()) -> tuple[str, int, int]:
     """Copy the job file and this package into a folder; return the job's name there, the number of files, the bytes.
 
@@ -52,7 +60,9 @@ def pack(job: Path, into: Path, outside: Iterable[tuple[str, str]] = ()) -> tupl
     these packages are copied, too, but not what they import from elsewhere.
     """
     package = Path(__file__).parent.parent
-    shutil.copytree(package, into / package.name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    for inside in code_in(package):
+        (into / package.name / inside).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(package / inside, into / package.name / inside)
     plugins.copy_packages(outside, into)
     (into / "jobs").mkdir()
     shutil.copy(job, into / "jobs" / job.name)

@@ -32,12 +32,12 @@ def held(run_dir: StoragePath) -> Iterator[str]:
     """
     path = run_dir / "lock.json"
     own: dict[str, Any] = {"host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid())}
-    own["name"] = secrets.token_hex(8)
+    own |= {"name": secrets.token_hex(8), **_process_space()}
     while not _create(path, own):
         owner = _read(path)
         if owner is not None and _alive(owner, path):
             who = f"process {owner.get('pid')} on {owner.get('host')}"
-            lease = "" if owner.get("host") == platform.node() else f" (if it is dead, try again in {LEASE_S:g} s)"
+            lease = "" if _is_here(owner) else f" (if it is dead, try again in {LEASE_S:g} s)"
             raise BadInput("RUN", str(run_dir), f"is being run by {who}: wait for it to end, or stop it{lease}")
         _remove(path, owner)
     over = threading.Event()
@@ -57,22 +57,28 @@ def is_held(run_dir: StoragePath) -> bool:
     """Tell whether a live process owns a run."""
     path = run_dir / "lock.json"
     owner = _read(path)
-    if owner is None or owner.get("host") == platform.node():
+    if owner is None or _is_here(owner):
         return owner is not None and _alive(owner, path)
     with suppress(FileNotFoundError):  # a watcher may not write: by its own clock, with some patience
-        return time.time() - storage.modified_s(path) < 2 * LEASE_S
+        return abs(time.time() - storage.modified_s(path)) < 2 * LEASE_S
     return False
 
 
 def check(run_dir: StoragePath, name: str) -> None:
     """Refuse to continue for an owner that another process has taken over from.
 
-    A driver may outlive a killed command by some seconds; meanwhile the run may have been resumed.
+    A driver may outlive a killed command by some seconds, and an owner that was suspended wakes after its lease;
+    meanwhile the run may have been resumed, and even finished.
     """
-    owner = _read(run_dir / "lock.json")
-    if owner is not None and owner.get("name") != name:
-        who = f"process {owner.get('pid')} on {owner.get('host')}"
-        raise QdsimError(f"{run_dir.name} has been taken over by {who}")
+    if not owns(run_dir, name):
+        owner = _read(run_dir / "lock.json")
+        who = f"process {owner.get('pid')} on {owner.get('host')}" if owner else "a process that has ended since"
+        raise QdsimError(f"{run_dir.name} has been taken over by {who}: nothing more is written from here")
+
+
+def owns(run_dir: StoragePath, name: str) -> bool:
+    """Tell whether the lock is still held under this name; whoever has taken it over may have given it back since."""
+    return (_read(run_dir / "lock.json") or {}).get("name") == name
 
 
 def _create(path: StoragePath, own: dict[str, Any]) -> bool:
@@ -97,7 +103,7 @@ def _create(path: StoragePath, own: dict[str, Any]) -> bool:
         except FileExistsError:
             return False
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
     return True
 
 
@@ -105,7 +111,7 @@ def _read(path: StoragePath) -> dict[str, Any] | None:
     """Return who owns the lock; None where there is none, or one that nobody can have written."""
     try:
         owner = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     except OSError as error:  # somebody may own it all the same
         raise StorageFailed(str(path), error.strerror or str(error), "see that the storage is there") from None
@@ -113,17 +119,38 @@ def _read(path: StoragePath) -> dict[str, Any] | None:
 
 
 def _alive(owner: dict[str, Any], path: StoragePath) -> bool:
-    if owner.get("host") == platform.node():
+    if _is_here(owner):
         pid = owner.get("pid")
         return isinstance(pid, int) and _started(pid) is not None and _started(pid) == owner.get("started")
     now = path.with_name(f".now.{secrets.token_hex(4)}")
     storage.write(now, b"")  # both times by the clock of the storage
     try:
-        return storage.modified_s(now) - storage.modified_s(path) < LEASE_S
+        written_s = storage.modified_s(path)
+        age_s = storage.modified_s(now) - written_s
+        if age_s > -LEASE_S:
+            return age_s < LEASE_S
+        time.sleep(2 * BEAT_S)  # dated ahead, by a clock that was wrong: a live owner dates it anew meanwhile
+        return storage.modified_s(path) != written_s
     except FileNotFoundError:
         return False
     finally:
-        now.unlink()
+        now.unlink(missing_ok=True)
+
+
+def _process_space() -> dict[str, str]:
+    """Return what tells whether process ids mean the same to another process: the boot and the PID namespace."""
+    found = {}
+    with suppress(OSError):
+        found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        found["pid_namespace"] = os.readlink("/proc/self/ns/pid")
+    return found
+
+
+def _is_here(owner: dict[str, Any]) -> bool:
+    """Tell whether an owner can be asked for by its process id; a container may have this host's name, or its boot."""
+    if owner.get("host") != platform.node():
+        return False
+    return "boot" not in owner or {key: owner.get(key) for key in ("boot", "pid_namespace")} == _process_space()
 
 
 def _started(pid: int) -> str | None:

@@ -4,13 +4,19 @@ Rows stream in as small finished files: written under a name that begins with a 
 renamed. A reader therefore sees whole parts only, at any moment. Parts are only ever added; a round that is done again
 after a crash replaces its own. Parts of an older schema version are read in today's words, and a run that goes on has
 those of its parts that use old ones written anew.
+
+A part belongs to one run and to one place in it: its name follows from its rows. A copy under another name, or a part
+of another run, is refused by whoever reads it; :mod:`qdsim.store.completeness` says whether all parts are there.
 """
 
+import hashlib
 import json
+import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +30,56 @@ from qdsim.store.storage import StoragePath
 
 SCHEMA_PART = "00-schema"
 """The part of zero rows that each table begins with."""
+PACKED_PART = "all"
+"""The one part of a table whose parts were joined."""
+ROUND_TABLES = ("rounds", "clients", "classes")
+"""Tables of which every round writes a part."""
+MAY_BE_EMPTY = ("clients", "images")
+"""A round may have no participants (FedEraser's stored one), and a federation no synthetic images."""
+JOINED_FROM = 256
+"""A table of so many parts is joined into one when the run is done: opening them takes longer than reading them."""
 START_ANEW = "run without --resume to start a new run"
+FORMAT = 2
+"""Of the files of a run. Since 2 arrays say inside whose they are, and all rows have the run's first name."""
+ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+"""What follows the job's name in that of a run directory."""
+
+
+class Misplaced(ValueError):
+    """A part that does not belong where it lies."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """The name by which a run's files know it; its directory may have been renamed."""
+
+    run_id: str
+    format: int = FORMAT
+    resumed: bool = False
+
+    @property
+    def unnamed(self) -> bool:
+        """Its arrays may be of the version that wrote no owner into them."""
+        return self.format < FORMAT
+
+    def owns(self, run_id: object) -> bool:
+        """Tell whether rows under this name are its own: format 1 renamed a run that was resumed under a new name."""
+        return run_id == self.run_id or (self.format < FORMAT and self.resumed)
+
+
+def identity_of(run_dir: StoragePath, manifest: Mapping[str, Any]) -> RunIdentity:
+    """Return by which name the files of a run know it."""
+    version = manifest.get("format", 1)
+    resumed = bool(manifest.get("resumed_at"))
+    run_id = str(manifest.get("run_id") or run_dir.resolve().name)
+    return RunIdentity(run_id, version if isinstance(version, int) else 1, resumed)
+
+
+def identity(run_dir: StoragePath) -> RunIdentity:
+    """Return by which name the files of a run know it, one that has no manifest yet by that of its directory."""
+    if not (run_dir / "manifest.json").exists():
+        return RunIdentity(run_dir.resolve().name)
+    return identity_of(run_dir, read_manifest(run_dir))
 
 
 def new_run_directory(out: StoragePath, name: str) -> StoragePath:
@@ -39,8 +94,16 @@ def new_run_directory(out: StoragePath, name: str) -> StoragePath:
 
 def newest_run(out: StoragePath, name: str) -> StoragePath | None:
     """Return the last run of a job under ``out``, or None; run ids sort by time."""
-    runs = runs_in(out, f"{name}-")
-    own = [run for run in runs if (read_manifest(run).get("config") or {}).get("name") == name]
+    own = []
+    for run in runs_in(out, f"{name}-"):
+        try:
+            config = read_manifest(run).get("config") or {}
+        except BadInput:
+            if ID.fullmatch(run.name.removeprefix(f"{name}-")):  # else it is another job's, and none of our business
+                raise
+            continue
+        if isinstance(config, dict) and config.get("name") == name:
+            own.append(run)
     return own[-1] if own else None
 
 
@@ -54,26 +117,102 @@ def runs_in(folder: StoragePath, begins: str = "") -> list[StoragePath]:
     return found
 
 
-def read_part(path: StoragePath, table: str) -> pa.Table:
-    """Read one part of a table with its checksums, in today's words; raises as pyarrow does where it is damaged."""
+def read_part(path: StoragePath, table: str, owner: RunIdentity | None = None) -> pa.Table:
+    """Read one part of a table with its checksums, in today's words; raises as pyarrow does where it is damaged.
+
+    Raises :class:`Misplaced` for a part that is not the owner's, where one is given, or lies under another name.
+    """
     source = path if isinstance(path, Path) else pa.BufferReader(path.read_bytes())
-    data = pq.ParquetFile(source, memory_map=False, page_checksum_verification=True).read()
-    return tables.upgrade(table, data)
+    file = pq.ParquetFile(source, memory_map=False, page_checksum_verification=True)
+    data = tables.upgrade(table, file.read(use_threads=False))  # parts are small, and threads may be scarce
+    if owner is not None:
+        check_place(data, table, path.stem, owner)
+    return data
+
+
+def check_place(data: pa.Table, table: str, stem: str, owner: RunIdentity) -> None:
+    """Refuse a part that is another run's, or whose name is not that of its rows."""
+    if not len(data):
+        if stem not in (SCHEMA_PART, PACKED_PART) and table not in MAY_BE_EMPTY:
+            raise Misplaced("has no rows")
+        return
+    gone = [column.name for column in tables.KEYS if column.name not in data.column_names]
+    if gone:
+        raise Misplaced(f"has no column {gone[0]}")
+    foreign = [name for name in data["run_id"].unique().to_pylist() if not owner.owns(name)]
+    if foreign:
+        raise Misplaced(f"holds rows of the run {foreign[0]}, not of {owner.run_id}")
+    if stem == PACKED_PART:
+        return
+    for names in _stems(data, table):
+        if stem not in names:
+            raise Misplaced(f"holds rows that belong in {names[0]}.parquet")
+
+
+def _stems(data: pa.Table, table: str) -> list[tuple[str, ...]]:
+    """Return the names that the parts of these rows have, for each in today's words and in older ones."""
+    columns = ["cell", "seed", "method", "request", "phase", "round", *(["attack"] if table == "membership" else [])]
+    found = []
+    for cell, seed, method, request, phase, number, *attack in set(
+        zip(*(data[c].to_pylist() for c in columns), strict=True)
+    ):
+        part = part_name(cell, seed, method, request, "" if table == "partitions" else phase)
+        if table in ROUND_TABLES:
+            part = round_stem(part, number)
+        older = [then for then, now in tables.RENAMED_ATTACKS.items() if [now] == attack]
+        ends = [f"-{name}" for name in [*attack, *older]] or [""]
+        found.append(tuple(file_name(part + end) for end in ends))
+    return found
+
+
+def part_name(cell: str, seed: int, method: str, request: str, phase: str) -> str:
+    """Return the name of a phase's part in a table; without a phase, that of the task or training."""
+    return "-".join(name for name in (cell, f"seed-{seed}", method, request, phase) if name)
+
+
+def read_parts(run_dir: StoragePath, table: str) -> list[tuple[StoragePath, pa.Table]]:
+    """Read all parts of a table, whosever they are; a damaged one is named."""
+    found = []
+    for path in part_files(run_dir, table):
+        try:
+            found.append((path, read_part(path, table)))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise BadInput("RUN", str(path), f"cannot be read: {first_line(error)}") from None
+    return found
+
+
+def join(run_dir: StoragePath, table: str, parts: Sequence[tuple[StoragePath, pa.Table]]) -> pa.Table | None:
+    """Return the rows of all parts; None where there is no part."""
+    try:
+        data = [part for _, part in parts]
+        return pa.concat_tables(data, promote_options="permissive") if data else None
+    except pa.ArrowException as error:
+        why = f"the parts of tables/{table} do not fit together: {first_line(error)}"
+        raise BadInput("RUN", str(run_dir), why) from None
 
 
 def read_table(run_dir: StoragePath, table: str) -> pa.Table | None:
-    """Read one table of a run, finished or not; None where the run has no such table. A damaged part is named."""
-    parts = []
-    for path in part_files(run_dir, table):
+    """Read one table of a run, finished or not; None where the run has no such table.
+
+    A part that is damaged or does not belong there is named.
+    """
+    owner, parts = identity(run_dir), read_parts(run_dir, table)
+    for path, data in parts:
         try:
-            parts.append(read_part(path, table))
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise BadInput("RUN", str(path), f"cannot be read: {str(error).splitlines()[0]}") from None
-    try:
-        return pa.concat_tables(parts, promote_options="permissive") if parts else None
-    except pa.ArrowException as error:
-        why = f"the parts of tables/{table} do not fit together: {str(error).splitlines()[0]}"
-        raise BadInput("RUN", str(run_dir), why) from None
+            check_place(data, table, path.stem, owner)
+        except Misplaced as error:
+            raise misplaced(path, error) from None
+    return join(run_dir, table, parts)
+
+
+def misplaced(path: StoragePath, error: Misplaced) -> BadInput:
+    """Return the error that names a part and whose rows it holds."""
+    return BadInput("file", str(path), f"{error}: it does not belong here; move it away, or put the run's own back")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its name."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def part_files(run_dir: StoragePath, table: str) -> list[StoragePath]:
@@ -81,27 +220,59 @@ def part_files(run_dir: StoragePath, table: str) -> list[StoragePath]:
     return storage.inside(run_dir / "tables" / table, "[!.]*.parquet")
 
 
-def check_parts(run_dir: StoragePath) -> None:
-    """Refuse to resume a run of which a part is damaged, or a round's rows are gone."""
-    there: dict[str, set[str]] = {}
-    ended: list[dict[str, Any]] = []
+def check_columns(data: pa.Table, table: str) -> None:
+    """Refuse columns that no version has: checksums cover a part's values, not its schema."""
+    known = {column.name: column.type for column in tables.COLUMNS[table]}
+    odd = [field.name for field in data.schema if known.get(field.name) != field.type]
+    if odd:
+        raise ValueError(f"column {odd[0]!r} is none of this table's")
+
+
+def check_folders(run_dir: StoragePath) -> None:
+    """Refuse to write into a run of which a folder is a link: what is deleted there would be somebody else's."""
+    if not isinstance(run_dir, Path):
+        return
+    for folder, names, _ in os.walk(run_dir):
+        for name in names:
+            path = Path(folder) / name
+            if path.is_symlink():
+                raise BadInput("RUN", str(path), "is a link to another folder; a run is written to in its own alone")
+
+
+def clear_temporary(run_dir: StoragePath) -> None:
+    """Delete what an attempt that was cut off has left half-written, anywhere in a run that is owned."""
+    if isinstance(run_dir, Path):
+        for path in run_dir.rglob(".*.tmp"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+
+def join_parts(run_dir: StoragePath) -> None:
+    """Join the parts of long tables of a finished run, each into one file of the same rows.
+
+    The new folder takes the old one's place whole, so no row is there twice, at any moment. A folder that a crash has
+    left between its two names is put back. An object store has no such exchange: there parts stay as they are.
+    """
+    if not isinstance(run_dir, Path):
+        return
     for table in tables.COLUMNS:
-        paths = part_files(run_dir, table)
-        there[table] = {path.stem for path in paths}
-        for path in paths:
-            try:
-                data = read_part(path, table)
-                _check_columns(data, table)
-                if table == "stages":
-                    ended += [row | {"part": path.stem} for row in data.select(["rounds_run"]).to_pylist()]
-            except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-                raise arrays.damaged(path, error, START_ANEW) from None
-    for row in ended:
-        for table in ("rounds", "clients", "classes"):
-            lost = [n for n in range(1, row["rounds_run"] + 1) if round_stem(row["part"], n) not in there[table]]
-            if lost:
-                path = run_dir / "tables" / table / f"{round_stem(row['part'], lost[0])}.parquet"
-                raise BadInput("file", str(path), f"is gone, and with it rows of a finished round; {START_ANEW}")
+        folder = run_dir / "tables" / table
+        joined, before = (folder.with_name(f".{table}.{name}.tmp") for name in ("joined", "before"))
+        if before.exists() and not folder.exists():
+            before.rename(folder)
+        for left in (joined, before):
+            storage.remove(left)
+        if len(part_files(run_dir, table)) < JOINED_FROM:
+            continue
+        data = read_table(run_dir, table)
+        assert data is not None
+        joined.mkdir()
+        for stem, rows in ((SCHEMA_PART, data.slice(0, 0)), (PACKED_PART, data)):
+            _write_part(rows, joined / f"{stem}.parquet")
+        folder.rename(before)
+        joined.rename(folder)
+        storage.sync(folder.parent)
+        storage.remove(before)
 
 
 def rewrite_older_parts(run_dir: StoragePath) -> None:
@@ -109,6 +280,7 @@ def rewrite_older_parts(run_dir: StoragePath) -> None:
 
     A part of ``membership`` has the attack in its name, by which the run knows that it is there.
     """
+    run_id = identity(run_dir).run_id
     for table in (*tables.RENAMED_COLUMNS, *tables.RENAMED_VALUES):
         words = {old: new for renamed in tables.RENAMED_VALUES.get(table, {}).values() for old, new in renamed.items()}
         for path in part_files(run_dir, table):
@@ -117,7 +289,7 @@ def rewrite_older_parts(run_dir: StoragePath) -> None:
                 continue
             begins, dash, last = path.stem.rpartition("-")
             now = path.parent / f"{begins}{dash}{words.get(last, last)}.parquet"
-            today = tables.schema(table, run_dir.name)
+            today = tables.schema(table, run_id)
             schema = pa.schema([today.field(name) for name in data.column_names], metadata=today.metadata)
             _write_part(data.cast(schema), now)
             if now.name != path.name:
@@ -127,14 +299,6 @@ def rewrite_older_parts(run_dir: StoragePath) -> None:
 def _write_part(data: pa.Table, path: StoragePath) -> None:
     with storage.writing(path) as file:
         pq.write_table(data, file, compression="zstd", write_page_checksum=True)
-
-
-def _check_columns(data: pa.Table, table: str) -> None:
-    """Refuse columns that no version has: checksums cover a part's values, not its schema."""
-    known = {column.name: column.type for column in tables.COLUMNS[table]}
-    odd = [field.name for field in data.schema if known.get(field.name) != field.type]
-    if odd:
-        raise ValueError(f"column {odd[0]!r} is none of this table's")
 
 
 def round_stem(part: str, round_number: int) -> str:
@@ -150,52 +314,88 @@ def file_name(name: str) -> str:
 class Manifest:
     """What the run is: configuration, versions, hardware, state. Rewritten whole at each change."""
 
-    def __init__(self, run_dir: StoragePath, content: dict[str, Any]):
+    def __init__(self, run_dir: StoragePath, content: dict[str, Any], check_owner: Callable[[], None] = lambda: None):
         self._path = run_dir / "manifest.json"
-        self._content = {"started_at": _now()} | content
+        self._check_owner = check_owner
+        self._content = {"started_at": _now(), "format": FORMAT} | content
         self.update(state="running")
 
     @staticmethod
-    def reopen(run_dir: StoragePath, **changes: Any) -> "Manifest":
-        """Resume a run: the start stays, each resumption is noted, the last end is taken back."""
+    def reopen(run_dir: StoragePath, check_owner: Callable[[], None], changes: Mapping[str, Any]) -> "Manifest":
+        """Resume a run: the start and the name stay, each resumption is noted, the last end is taken back."""
         content = read_manifest(run_dir)
+        known = identity_of(run_dir, content)
         for key in ("finished_at", "exit_code", "error"):
             content.pop(key, None)
         content["resumed_at"] = [*content.get("resumed_at", []), _now()]
         then = {key: content.get(key) for key in ("engine", "origin", "versions", "hardware")}
         content["earlier"] = [*content.get("earlier", []), then]
-        return Manifest(run_dir, content | changes)
+        kept = {"run_id": known.run_id, "format": known.format}
+        return Manifest(run_dir, {**content, **changes, **kept}, check_owner)
 
     def update(self, **changes: Any) -> None:
-        """Change some entries and write the file."""
+        """Change some entries and write the file, unless another process owns the run by now."""
         self._content.update(changes)
-        text = json.dumps(self._content, indent=2, sort_keys=True, default=str)
-        storage.write(self._path, text.encode() + b"\n")
+        self._check_owner()
+        storage.write(self._path, manifest_text(self._content).encode())
 
     def finish(self, state: str, **changes: Any) -> None:
         """Record the end: done, failed or interrupted."""
         self.update(state=state, finished_at=_now(), **changes)
 
 
+def manifest_text(content: Mapping[str, Any]) -> str:
+    """Return a manifest as it is written: with a checksum, or a changed digit in it would go unseen."""
+    plain = json.loads(json.dumps(content, default=str))
+    return json.dumps({**plain, "sha256": _checksum(plain)}, indent=2, sort_keys=True) + "\n"
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def read_manifest(run_dir: StoragePath) -> dict[str, Any]:
-    """Read a run's manifest."""
+    """Read a run's manifest, without what a terminal would take for an order."""
     path = run_dir / "manifest.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput("RUN", str(run_dir), "no manifest.json there: not a run directory") from None
-    except (OSError, ValueError) as error:
-        raise BadInput("RUN", str(run_dir), f"its manifest.json cannot be read: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput("RUN", str(run_dir), f"its manifest.json cannot be read: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise BadInput("RUN", str(run_dir), "its manifest.json holds no object")
-    return content
+    checksum = content.pop("sha256", None)  # those of older versions have none
+    if checksum is not None and checksum != _checksum(content):
+        why = "its manifest.json is not as it was written: put that back, or delete its sha256 if the change is meant"
+        raise BadInput("RUN", str(run_dir), why)
+    content = _printable(content)
+    run_id = content.get("run_id")
+    if run_id is not None and (not isinstance(run_id, str) or run_id[:1] in ("", ".") or "/" in run_id):
+        raise BadInput("RUN", str(run_dir), f"the run_id in its manifest.json, {run_id!r}, is no name of a run")
+    found: dict[str, Any] = content
+    return found
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would take for an order; line breaks and tabs stay."""
+    return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {printable(key): _printable(kept) for key, kept in value.items()}
+    if isinstance(value, list):
+        return [_printable(kept) for kept in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 class TableWriter:
     """Adds parts to the tables of one run."""
 
     def __init__(self, run_dir: StoragePath):
-        self._run_id = run_dir.name
+        self._owner = identity(run_dir)
+        self._run_id = self._owner.run_id
         self._folder = run_dir / "tables"
         self._schemas = {table: tables.schema(table, self._run_id) for table in tables.COLUMNS}
         for table in tables.COLUMNS:
@@ -212,7 +412,9 @@ class TableWriter:
         """Return the rows of a part of this run, as they were appended; one that is damaged or gone is named."""
         path = self._path(table, part)
         try:
-            found = read_part(path, table).drop_columns("run_id").to_pylist()
+            found = read_part(path, table, self._owner).drop_columns("run_id").to_pylist()
+        except Misplaced as error:
+            raise misplaced(path, error) from None
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise arrays.damaged(path, error, START_ANEW) from None
         rows: list[dict[str, Any]] = found

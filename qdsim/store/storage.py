@@ -12,7 +12,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -31,6 +31,8 @@ WHOLE_OBJECTS = ("s3", "gcs", "abfs")
 PLAIN_OPTIONS = {"region", "scheme", "endpoint_override", "allow_bucket_creation", "force_virtual_addressing"}
 """Of a URI: those that hold no secret."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT)
+"""The storage is there, but does not take anything, or no longer."""
 
 
 @dataclass(frozen=True)
@@ -254,11 +256,24 @@ def writing(path: StoragePath) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _forget(temporary)
         raise _failed(path, error) from None
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _forget(temporary)
         raise
+
+
+def _forget(temporary: Path) -> None:
+    """Delete a temporary file; where that fails, what had failed before is said."""
+    with suppress(OSError):
+        temporary.unlink(missing_ok=True)
+
+
+def as_failure(error: BaseException) -> StorageFailed | None:
+    """Return what the system says of a file as a failure of the storage; None where it is about something else."""
+    if not isinstance(error, OSError) or error.filename is None or error.errno not in (*FULL, *UNWRITABLE):
+        return None
+    return _failed(Path(os.fsdecode(error.filename)), error)
 
 
 def inside(folder: StoragePath, pattern: str = "[!.]*") -> list[StoragePath]:
@@ -308,7 +323,8 @@ def check_room(path: StoragePath, needed_bytes: float) -> None:
 def _failed(path: StoragePath, error: OSError) -> StorageFailed:
     why = error.strerror or _first_line(error)
     if error.errno in FULL and isinstance(path, Path):
-        why = f"{why} ({_size(shutil.disk_usage(path.parent).free)} free)"
+        with suppress(OSError):
+            why = f"{why} ({_size(shutil.disk_usage(path.parent).free)} free)"
     fix = "free some space" if error.errno in FULL else "see that the storage is there and may be written to"
     return StorageFailed(str(path), why, f"{fix}, then qdsim resume continues from the last commit")
 

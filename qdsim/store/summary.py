@@ -6,8 +6,9 @@ from typing import Any
 import pandas as pd
 
 from qdsim.errors import BadInput
+from qdsim.store import completeness
 from qdsim.store.run_directory import read_manifest, read_table
-from qdsim.store.storage import StoragePath
+from qdsim.store.storage import Remote, StoragePath
 
 STAGE_NAMES = {
     "train": "trained",
@@ -16,6 +17,18 @@ STAGE_NAMES = {
     "relearn": "relearned",
 }
 LOOSE_PROFILES = ("smoke",)
+
+
+def check_whole(run_dir: StoragePath) -> None:
+    """Refuse a finished run of which something is missing or there twice.
+
+    In an object store, where each part is a request of its own, those alone are checked that are read.
+    """
+    manifest = read_manifest(run_dir)
+    if not manifest.get("state") or not manifest.get("config"):
+        raise BadInput("RUN", str(run_dir), "its manifest.json is not one that qdsim writes")
+    if manifest["state"] == "done" and not isinstance(run_dir, Remote):
+        completeness.read(run_dir)
 
 
 def stage_table(run_dir: StoragePath) -> pd.DataFrame:

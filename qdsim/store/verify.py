@@ -1,15 +1,18 @@
 """``qdsim verify A B``: are two runs the same, value by value?
 
 Ignored are columns that end in ``_s`` and :data:`IGNORED`: clocks and places. Nothing else. Runs of an older schema
-version are compared in today's words.
+version are compared in today's words. Two that are equal and not whole are refused: the same is missing in both, or a
+part of one lies in the other.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
-from qdsim.store import run_directory
+from qdsim.store import completeness
 from qdsim.store.storage import StoragePath
 from qdsim.store.tables import COLUMNS, names
 
@@ -20,19 +23,20 @@ KEYS = ("cell", "seed", "method", "request", "phase", "round", "client_id", "cla
 
 def difference(first: StoragePath, second: StoragePath) -> str | None:
     """Return the first difference between two runs in a line, or None where there is none."""
-    for run in (first, second):
-        run_directory.read_manifest(run)
+    one, other = completeness.examine(first), completeness.examine(second)
     for table in COLUMNS:
-        found = _different(table, _frame(first, table), _frame(second, table))
+        found = _different(table, _frame(one.tables, table), _frame(other.tables, table))
         if found is not None:
             return found
+    for examined in (one, other):
+        if examined.problem is not None:
+            raise examined.problem
     return None
 
 
-def _frame(run: StoragePath, table: str) -> pd.DataFrame:
+def _frame(run: Mapping[str, pa.Table], table: str) -> pd.DataFrame:
     """Return a table; one that is not there has no rows."""
-    found = run_directory.read_table(run, table)
-    frame: pd.DataFrame = pd.DataFrame(columns=names(table)) if found is None else found.to_pandas()
+    frame: pd.DataFrame = run[table].to_pandas() if table in run else pd.DataFrame(columns=names(table))
     return frame
 
 

@@ -40,7 +40,7 @@ def by_client(tmp_path_factory):
 
 
 def read_params(path):
-    return from_numpy(arrays.read(path, fix=""))
+    return from_numpy(arrays.load(path, fix=""))
 
 
 def rounds_of(run_dir):

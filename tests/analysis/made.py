@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qdsim.store.run_directory import Manifest, TableWriter
+from qdsim.store.run_directory import Manifest, TableWriter, part_name
 
 TITLES = {"quickdrop": "QuickDrop", "retrain": "Retrain-Or", "sga": "SGA-Or", "fump": "FU-MP"}
 TITLES |= {"federaser": "FedEraser", "s2u": "S2U"}
@@ -83,7 +83,7 @@ def made_run(
             for i in range(clients)
             for c in range(3)
         ]
-        writer.append("partitions", f"seed-{seed}", rows)
+        writer.append("partitions", f"seed-{seed}-shared", rows)
         _phase(writer, {**names, "method": "shared", "request": "", "phase": "train"}, [(10.0, 0.5, 0.5)], clients,
                matching_s, None)  # fmt: skip
         for method, phases in methods.items():
@@ -104,7 +104,7 @@ def _phase(
     matching_s: float,
     received: int | None,
 ) -> None:
-    part = "-".join(str(value) for value in named.values() if value != "")
+    part = part_name(named["cell"], named["seed"], named["method"], named["request"], named["phase"])
     trained = named["phase"] == "train"
     for number, (compute, f, r) in enumerate(rounds, start=1):
         here = {**named, "round": number}

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import load
+from qdsim.store.run_directory import read_manifest
 from qdsim.store.tables import COLUMNS, names
 from tests.analysis.made import made_run
 
@@ -190,7 +191,8 @@ def test_done_is_not_believed_when_rounds_are_lost(tmp_path):
     results = load(tmp_path)
     assert results.sound.runs.empty
     assert results.problems == [
-        "made-1: 1 rounds that table stages counts are not in table rounds: left out of comparisons"
+        "made-1: 1 rounds that table stages counts are not in table rounds, first of seed-0-quickdrop-class:9-recover: "
+        "left out of comparisons"
     ]
 
 
@@ -198,7 +200,7 @@ def test_done_is_not_believed_when_a_method_is_missing(tmp_path):
     """The manifest names it, the table does not have it."""
     made_run(tmp_path, METHODS)
     run = made_run(tmp_path, METHODS, run="2")
-    content = json.loads((run / "manifest.json").read_text())
+    content = read_manifest(run)
     content["config"]["methods"].append("sga")
     (run / "manifest.json").write_text(json.dumps(content))
     results = load(tmp_path)
@@ -226,4 +228,4 @@ def test_pandas_reads_a_table_whose_next_part_is_being_written(tmp_path):
     run = made_run(tmp_path, METHODS, state="running")
     (run / "tables" / "rounds" / ".x.parquet.1.tmp").write_bytes(b"half")
     assert len(pd.read_parquet(run / "tables" / "rounds")) == 3
-    assert json.loads((run / "manifest.json").read_text())["state"] == "running"
+    assert read_manifest(run)["state"] == "running"

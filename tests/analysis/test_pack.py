@@ -8,6 +8,7 @@ import pytest
 from analysis import load
 from analysis.pack import pack
 from qdsim.errors import BadInput
+from qdsim.store.run_directory import read_manifest
 from qdsim.store.tables import COLUMNS
 from tests.analysis.made import made_run
 
@@ -30,7 +31,7 @@ def test_it_does_not_say_where_it_was_made(tmp_path):
     run = made_run(
         tmp_path / "runs", METHODS, data={"dataset": "folder:/home/somebody/mine", "root": "/home/somebody/data"}
     )
-    content = json.loads((run / "manifest.json").read_text())
+    content = read_manifest(run)
     content |= {"hardware": {"host": "somehost", "cpus": 2}}
     content["origin"] = {"profile": None, "job": "/home/somebody/x.toml", "set": ["data.root=/home/somebody/data"]}
     (run / "manifest.json").write_text(json.dumps(content))
@@ -60,3 +61,22 @@ def test_an_unfinished_run_and_a_second_time_are_refused(tmp_path):
     pack(done, tmp_path / "packed")
     with pytest.raises(BadInput, match="is there already"):
         pack(done, tmp_path / "packed")
+
+
+@pytest.mark.parametrize("name", ["../outside", "{tmp}/outside"])
+def test_a_run_is_packed_into_the_folder_that_was_asked_for(tmp_path, name):
+    """Whatever its manifest calls it."""
+    run = made_run(tmp_path / "runs", METHODS)
+    content = read_manifest(run) | {"run_id": name.format(tmp=tmp_path)}
+    (run / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match="is no name of a run"):
+        pack(run, tmp_path / "packed" / "here")
+    assert not list(tmp_path.rglob("*outside*"))
+
+
+def test_a_run_that_is_not_whole_is_not_packed(tmp_path):
+    """It would be shared as a finished one."""
+    run = made_run(tmp_path / "runs", METHODS)
+    next((run / "tables" / "classes").glob("*recover-00002*")).unlink()
+    with pytest.raises(BadInput, match="not in table classes"):
+        pack(run, tmp_path / "packed")

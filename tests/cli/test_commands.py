@@ -3,12 +3,19 @@
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tomllib
 
 import pytest
+from typer.testing import CliRunner
 
+from qdsim.cli import commands, launch
+from qdsim.errors import BadInput, Interrupted
+from qdsim.store.run_directory import read_manifest
+from tests.analysis.made import made_run
 from tests.conftest import PROJECT
 from tests.runs import run
 
@@ -145,3 +152,38 @@ def test_an_impossible_placement_ends_with_exit_code_3(tmp_path):
     assert nodes[1].split()[2] == "0", "this machine's GPUs"
     assert said.startswith("qdsim: the cluster cannot host this run: asked for 2 actors of 1 GPU")
     assert said.endswith("set cluster.gpus_per_client to 0")
+
+
+def test_what_a_manifest_says_is_shown_as_text(tmp_path):
+    """A title with an escape sequence and markup: the terminal gets neither order."""
+    run_dir = made_run(tmp_path, {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)]}}, note="\x1b[2J[bold]all good[/bold]")
+    content = read_manifest(run_dir)
+    content["methods"]["quickdrop"]["title"] = "\x1b]0;owned\x07[red]Quick"
+    (run_dir / "manifest.json").write_text(json.dumps(content))
+    shown = CliRunner().invoke(commands.app, ["show", str(run_dir)]).output
+    assert "\x1b" not in shown
+    assert "]0;owned[red]Quick" in shown
+    assert "[bold]all good[/bold]" in shown
+
+
+def test_a_copied_part_does_not_pass_for_a_second_seed(tmp_path):
+    """As a file manager copies it: exit code 2 and the file, instead of n = 2 seeds."""
+    run_dir = made_run(tmp_path, {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)]}})
+    (part,) = (run_dir / "tables" / "stages").glob("*quickdrop*")
+    shutil.copy(part, part.with_name(f"{part.stem} (copy).parquet"))
+    refused = CliRunner().invoke(commands.app, ["show", str(run_dir)])
+    assert isinstance(refused.exception, BadInput)
+    assert "(copy).parquet" in str(refused.exception)
+
+
+def test_a_closed_terminal_ends_a_run_as_a_stop_does():
+    """SIGHUP: 129. Under nohup, which has it ignored, nothing happens."""
+    with pytest.raises(Interrupted) as caught, launch.interruptible(at_once=True):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert caught.value.exit_code == 129
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launch.interruptible(at_once=True):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -86,6 +86,6 @@ def test_an_impossible_minimum_is_refused_with_the_best_size_reached():
 def test_a_split_is_saved_as_it_is(tmp_path):
     """What is read back are the same indices."""
     found = split(kind="official", seed=42)
-    arrays.write(tmp_path / "seed-0.npz", found.to_arrays())
+    arrays.write(arrays.ArrayFile(tmp_path / "seed-0.npz", "run", "a partition"), found.to_arrays())
     with np.load(tmp_path / "seed-0.npz") as saved:
         assert all((saved[f"client_{i}"] == rows).all() for i, rows in enumerate(found.indices))

@@ -144,3 +144,15 @@ def test_a_job_is_frozen(tmp_path):
         job.name = "another"
     with pytest.raises(FrozenInstanceError):
         job.train.rounds = 3
+
+
+@pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "9" * 6000], ids=["brackets in brackets", "6,000 digits"])
+def test_values_that_no_parser_takes_are_the_users_mistake(tmp_path, value):
+    """In a job file and on the command line."""
+    job = tmp_path / "job.toml"
+    job.write_text(f'name = "job"\nseeds = {value}\n')
+    with pytest.raises(BadInput, match="is not TOML"):
+        config.load(job)
+    job.write_text('name = "job"\n')
+    with pytest.raises(BadInput, match="the value cannot be read"):
+        config.load(job, overrides=[f"seeds={value}"])

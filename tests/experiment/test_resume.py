@@ -155,7 +155,7 @@ def test_a_commit_of_another_model_is_not_taken(tmp_path, monkeypatch):
             assert cut_off(tmp_path / str(width), monkeypatch, Checkpoint, "save", 2)
     here, other = (next((tmp_path / width).glob("tiny-*/checkpoint/commit.npz")) for width in "46")
     shutil.copy(other, here)
-    said = r"commit\.npz.*holds another model: conv0\.weight is \(6, 1, 3, 3\), here \(4, 1, 3, 3\); delete it"
+    said = r"commit\.npz.*is the last commit of tiny-.*, not the last commit of tiny-.*; delete it"
     with pytest.raises(BadInput, match=said):
         run(tmp_path / "4", **SETTINGS, resume=True)
 
@@ -164,7 +164,7 @@ def test_a_manifest_with_another_configuration_is_not_taken(tmp_path, monkeypatc
     """A learning rate was changed in manifest.json: what was served before had another."""
     assert cut_off(tmp_path, monkeypatch, Checkpoint, "save", 2)
     (path,) = tmp_path.glob("tiny-*/manifest.json")
-    manifest = json.loads(path.read_text())
+    manifest = read_manifest(path.parent)
     manifest["config"]["recover"]["lr"] = 0.2
     path.write_text(json.dumps(manifest))
     refused = qdsim("resume", path.parent, "--engine", "inline")
@@ -190,6 +190,9 @@ def test_the_command_resumes_a_run_by_its_folder(tmp_path, monkeypatch, undistur
     equal = qdsim("verify", undisturbed, stopped)
     assert (equal.returncode, equal.stdout) == (0, "equal\n")
     next((stopped / "tables" / "classes").glob("*relearn-00001.parquet")).unlink()
+    same_lost = qdsim("verify", stopped, stopped)
+    assert same_lost.returncode == 2
+    assert "1 rounds that table rounds has are not in table classes" in same_lost.stderr
     other = qdsim("verify", undisturbed, stopped)
     assert (other.returncode, other.stderr) == (1, "")
     assert other.stdout.startswith("table classes: only the first run has a row of")
@@ -204,7 +207,7 @@ def qdsim(*arguments):
 def test_a_run_that_is_going_on_is_not_started_twice(tmp_path):
     """Its owner, this process, is alive; once it is gone the lock is taken over at once."""
     stopped = run(tmp_path)
-    manifest = json.loads((stopped / "manifest.json").read_text())
+    manifest = read_manifest(stopped)
     (stopped / "manifest.json").write_text(json.dumps(manifest | {"state": "running"}))
     with lock.held(stopped):
         refused = qdsim("resume", stopped, "--engine", "inline")
@@ -259,9 +262,6 @@ def test_verify_names_the_first_difference(tmp_path, undisturbed):
     frame = table(other, "classes")
     parts = sorted((other / "tables" / "classes").glob("*train-00002.parquet"))
     rows = frame[(frame["phase"] == "train") & (frame["round"] == 2)].copy()
-    rows["run_id"] = "another"
-    rows.to_parquet(parts[0])
-    assert difference(undisturbed, other) is None
     rows.loc[rows.index[3], "accuracy"] += 1e-9
     rows.to_parquet(parts[0])
     assert "phase train, round 2, class 3: accuracy is" in difference(undisturbed, other)
@@ -275,3 +275,81 @@ def test_verify_names_the_first_difference(tmp_path, undisturbed):
     again.write_bytes(b"nothing")
     with pytest.raises(BadInput, match="cannot be read"):
         difference(undisturbed, other)
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """Two runs, cut off in training and after QuickDrop at the same places; they differ in a learning rate."""
+    folder = tmp_path_factory.mktemp("two")
+    for name, train in (("here", SETTINGS["train"]), ("there", SETTINGS["train"] | {"lr": 0.05})):
+        for after in (2, 12):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(SETTINGS, "train", train)
+                assert cut_off(folder / name / str(after), patch, Checkpoint, "save", after)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "after", "said"),
+    [
+        ("checkpoint/commit.npz", 2, "is the last commit of tiny-"),
+        ("checkpoint/first-*.npz", 2, "is first updates of seed-0-shared of tiny-"),
+        ("checkpoint/clients/*/*0-00002.npz", 2, r"is client \d after 0-00002 in seed-0-shared of tiny-"),
+        ("models/*quickdrop*.npz", 12, "is the model of seed-0-quickdrop-class:9 of tiny-"),
+        ("tables/rounds/*train-00001.parquet", 2, "holds rows of the run tiny-"),
+        ("tables/stages/*finetune.parquet", 12, "holds rows of the run tiny-"),
+    ],
+)
+def test_a_file_of_another_run_is_not_taken(tmp_path, two_runs, pattern, after, said):
+    """It has the same names and shapes, and another learning rate behind it: the file is named."""
+    out = tmp_path / "out"
+    shutil.copytree(two_runs / "here" / str(after), out)
+    (here, *_), (there, *_) = (
+        sorted(folder.glob(f"tiny-*/{pattern}")) for folder in (out, two_runs / "there" / str(after))
+    )
+    shutil.copy(there, here)
+    with pytest.raises(BadInput, match=said) as caught:
+        run(out, **SETTINGS, resume=True)
+    assert str(here) in str(caught.value)
+
+
+def test_a_commit_that_its_rows_do_not_know_is_not_taken(tmp_path, monkeypatch):
+    """One number of the model in commit.npz is another, in a file that is whole and of this run."""
+    assert cut_off(tmp_path, monkeypatch, Checkpoint, "save", 2)
+    (run_dir,) = tmp_path.glob("tiny-*")
+    checkpoint = Checkpoint(run_dir)
+    commit = checkpoint.load()
+    commit.params["linear.bias"][0] += 1
+    checkpoint.save(commit)
+    with pytest.raises(BadInput, match=r"commit\.npz.*holds another model than the rows of seed-0-shared-train say"):
+        run(tmp_path, **SETTINGS, resume=True)
+
+
+def test_a_renamed_run_keeps_its_name_in_its_rows(tmp_path, monkeypatch, undisturbed):
+    """Stopped, renamed, resumed: one run id, the first, in the manifest and in every row."""
+    assert cut_off(tmp_path, monkeypatch, Checkpoint, "save", 4)
+    (before,) = tmp_path.glob("tiny-*")
+    renamed = before.rename(tmp_path / "mine")
+    assert run(tmp_path, **SETTINGS, resume=renamed) == renamed
+    assert read_manifest(renamed)["run_id"] == before.name
+    assert {name for kind in ("rounds", "stages") for name in table(renamed, kind)["run_id"]} == {before.name}
+    assert difference(undisturbed, renamed) is None
+
+
+def test_a_run_that_was_taken_over_and_finished_stays_done(tmp_path):
+    """The first owner was suspended for longer than its lease; then it fails, and writes nothing any more."""
+
+    def taken_over(event):
+        if event.row is not None and event.round_number == 2:
+            (run_dir,) = tmp_path.glob("tiny-*")
+            (run_dir / "lock.json").unlink()  # whoever took it over has finished, and given it back
+            content = read_manifest(run_dir) | {"state": "done"}
+            (run_dir / "manifest.json").write_text(json.dumps(content))
+            (run_dir / "progress.json").unlink(missing_ok=True)
+            raise ValueError("what wakes up fails")
+
+    with pytest.raises(ValueError, match="what wakes up fails"):
+        run(tmp_path, emit=taken_over)
+    (left,) = tmp_path.glob("tiny-*")
+    assert read_manifest(left)["state"] == "done"
+    assert not (left / "progress.json").exists()

@@ -11,6 +11,7 @@ from qdsim.errors import BadInput
 from qdsim.experiment import status
 from qdsim.experiment.progress import Progress
 from qdsim.store import lock
+from qdsim.store.run_directory import read_manifest
 from tests.runs import run
 
 
@@ -62,7 +63,7 @@ def test_a_finished_run(watched):
 def test_a_run_whose_process_is_gone_says_how_to_go_on(watched, tmp_path):
     """The manifest says running; nobody holds its lock. With a live owner it is running."""
     _, run_dir = watched
-    manifest = json.loads((run_dir / "manifest.json").read_text())
+    manifest = read_manifest(run_dir)
     copy = tmp_path / run_dir.name
     copy.mkdir()
     (copy / "manifest.json").write_text(json.dumps(manifest | {"state": "running"}))
@@ -78,7 +79,7 @@ def test_top_ends_with_the_run(watched, tmp_path):
     _, run_dir = watched
     copy = tmp_path / run_dir.name
     copy.mkdir()
-    manifest = json.loads((run_dir / "manifest.json").read_text())
+    manifest = read_manifest(run_dir)
     (copy / "manifest.json").write_text(json.dumps(manifest | {"state": "running"}))
     looks = []
 
@@ -105,7 +106,7 @@ def test_what_others_wrote_into_the_files_is_shown_as_text_or_not_at_all(watched
     _, run_dir = watched
     copy = tmp_path / run_dir.name
     copy.mkdir()
-    manifest = json.loads((run_dir / "manifest.json").read_text())
+    manifest = read_manifest(run_dir)
     odd = {"state": "failed", "error": "\x1b[2J[/red]", "started_at": "[bold]now"}
     (copy / "manifest.json").write_text(json.dumps(manifest | odd))
     progress = {

@@ -254,3 +254,37 @@ def test_a_run_is_not_resumed_from_a_training_of_other_bits(tmp_path):
 def test_resuming_with_nothing_there_starts_a_run(tmp_path):
     """As the first run of the job."""
     assert read_manifest(run(tmp_path, methods=["quickdrop"], resume=True))["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("params.npz", "is params of"),
+        ("history.npz", "is history of"),
+        ("clients/0.npz", "is client 0 of"),
+        ("tables/rounds.parquet", "is of another training"),
+        ("tables/clients.parquet", "is of another training"),
+    ],
+)
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_stored_training_of_which_a_file_is_lost_or_anothers_is_not_taken(two_trainings, tmp_path, file, said, lost):
+    """With another learning rate: the same names and shapes."""
+    here, there = two_trainings
+    shutil.copytree(here, tmp_path / "runs")
+    (state,), (other,) = states(tmp_path / "runs"), states(there)
+    if lost:
+        (state / file).unlink()
+    else:
+        shutil.copy(other / file, state / file)
+    with pytest.raises(BadInput, match=r"No such file|cannot be read" if lost else said) as caught:
+        run(tmp_path / "runs", methods=["quickdrop"], train={"rounds": 1})
+    assert str(state) in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def two_trainings(tmp_path_factory):
+    """Two folders, each with a training of one round, which differ in the learning rate."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("slow", "fast")]
+    for folder, lr in zip(folders, (0.1, 0.05), strict=True):
+        run(folder, methods=["quickdrop"], train={"rounds": 1, "lr": lr})
+    return folders

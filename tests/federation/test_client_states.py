@@ -3,9 +3,14 @@
 from pathlib import Path
 
 from qdsim.algorithms.phase import RoundContext
-from qdsim.federation.client_states import ClientStateStore
+from qdsim.federation.client_states import ClientStateStore, StateFolder, written_states
 
-HERE, STORED = Path("here"), Path("stored")
+HERE, STORED = StateFolder(Path("here"), "run"), StateFolder(Path("stored"), "hash")
+
+
+def paths(files):
+    """Return where files lie."""
+    return {client_id: str(file.path) for client_id, file in files.items()}
 
 
 def at(round_number: int, phase: str = "train") -> RoundContext:
@@ -25,9 +30,9 @@ def test_a_lost_clients_state_is_that_of_its_last_finished_step():
         assert states.destination() == HERE
         for client_id in clients:
             states.record(client_id, ctx)
-    assert states.files([0, 1, 2]) == {0: HERE / "0.0-00002.npz", 1: HERE / "1.0-00001.npz"}
+    assert paths(states.files([0, 1, 2])) == {0: "here/0.0-00002.npz", 1: "here/1.0-00001.npz"}
     states.discard(0)  # its update was lost with the node that held it: the step is done again from round 1
-    assert states.files([0]) == {0: HERE / "0.0-00001.npz"}
+    assert paths(states.files([0])) == {0: "here/0.0-00001.npz"}
 
 
 def test_a_commit_names_the_states_of_its_own_round():
@@ -47,16 +52,16 @@ def test_a_stored_training_is_where_the_rest_is_found():
     states.freeze(STORED)
     states.keep_in(HERE)
     states.record(0, at(1, "finetune"))
-    assert states.files([0, 1]) == {0: HERE / "0.1-00001.npz", 1: STORED / "1.npz"}
+    assert paths(states.files([0, 1])) == {0: "here/0.1-00001.npz", 1: "stored/1.npz"}
     states.freeze(STORED)
-    assert states.files([0, 1]) == {0: STORED / "0.npz", 1: STORED / "1.npz"}
+    assert paths(states.files([0, 1])) == {0: "stored/0.npz", 1: "stored/1.npz"}
 
 
 def test_a_resumed_run_goes_on_from_the_states_of_its_commit():
     """The tags of the commit stand for what the clients had written."""
     states = ClientStateStore()
     states.keep_in(HERE, {3: "0-00007"})
-    assert states.files([3, 4]) == {3: HERE / "3.0-00007.npz"}
+    assert paths(states.files([3, 4])) == {3: "here/3.0-00007.npz"}
     states.record(3, at(8))
     assert states.tags_until("train", 7) == {3: "0-00007"}
 
@@ -69,3 +74,20 @@ def test_states_that_are_written_nowhere_are_lost_with_their_actor():
     assert states.lost_with_actor
     states.record(0, at(1))
     assert states.tags_until("train", 1) is None
+
+
+def test_each_state_says_whose_it_is():
+    """The run's or the training's, which client's, and after which round of which training."""
+    states = ClientStateStore()
+    states.freeze(STORED)
+    states.keep_in(HERE, {3: "0-00007"})
+    files = states.files([3, 4])
+    assert (files[3].owner, files[3].content) == ("run", "client 3 after 0-00007 in here")
+    assert (files[4].owner, files[4].content) == ("hash", "client 4")
+
+
+def test_a_copy_is_none_of_a_clients_states(tmp_path):
+    """Or it would count among the three that stay."""
+    for name in ("3.0-00001.npz", "3.0-00002.npz", "3.0-00002 (copy).npz", "30.0-00001.npz", "3.npz"):
+        (tmp_path / name).touch()
+    assert [path.name for path in written_states(StateFolder(tmp_path, "run"), 3)] == ["3.0-00001.npz", "3.0-00002.npz"]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from qdsim.errors import ClientFailed
 from qdsim.experiment.config import validate
 from qdsim.store.run_directory import read_manifest
 from tests.conftest import PROJECT
+from tests.crash import descendants
 from tests.runs import run, table
 
 KEYS = ["method", "request", "phase", "round"]
@@ -133,7 +135,10 @@ def test_shards_and_synthetic_sets_stay_with_their_actor():
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code", "engine"), [(signal.SIGINT, 130, "inline"), (signal.SIGTERM, 143, "ray")])
 def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code, engine):
-    """The command ends with the signal's code, the manifest says interrupted, rows written so far can be read."""
+    """The command ends with the signal's code, the manifest says interrupted, rows written so far can be read.
+
+    Meanwhile its cluster listens on this machine alone, and afterwards nothing of it is left.
+    """
     arguments = ["run", "jobs/quickstart.toml", "--out", str(tmp_path), "--engine", engine]
     command = [sys.executable, "-m", "qdsim", *arguments]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -143,6 +148,9 @@ def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code
         rounds += [line] if " shared train " in line else []
         if len(rounds) == 2:
             break
+    places = _listening({process.pid, *descendants(process.pid)})
+    assert len(places) >= (5 if engine == "ray" else 0)
+    assert set(places) <= LOOPBACK
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
@@ -151,6 +159,29 @@ def test_an_interrupted_run_says_so_and_leaves_no_process(tmp_path, signum, code
     assert read_manifest(found)["state"] == "interrupted"
     assert len(table(found, "rounds")) >= 2
     assert _descendants_gone(process.pid)
+    assert not list(Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray").glob(f"session_*_{process.pid}"))
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+"""127.0.0.1, the same as an IPv6 address, and ::1, in the words of /proc/net."""
+
+
+def _listening(pids: set[int]) -> list[str]:
+    """Return the addresses that processes listen on, one for each socket."""
+    own = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                own.add(os.readlink(link))
+            except OSError:
+                continue
+    found = []
+    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(file).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in own:
+                found.append(words[1].partition(":")[0])
+    return found
 
 
 def _descendants_gone(pid: int) -> bool:

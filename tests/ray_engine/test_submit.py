@@ -85,3 +85,20 @@ def test_the_hint_says_where_a_token_was_found_and_what_to_set(monkeypatch, tmp_
     hint = environment.how_to_authenticate()
     assert hint.startswith(f"RAY_AUTH_MODE is {said}")
     assert "secret" not in hint
+
+
+def test_only_code_is_sent(tmp_path):
+    """What else lies in the package's folder stays here: data, keys, notes, caches, hidden files."""
+    for name in (
+        "a.py",
+        "jobs/b.toml",
+        "py.typed",
+        "secret.key",
+        "data.npz",
+        ".env.py",
+        "__pycache__/a.py",
+        "x/.h/c.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert [str(path) for path in jobs.code_in(tmp_path)] == ["a.py", "jobs/b.toml", "py.typed"]

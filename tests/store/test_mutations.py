@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,16 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import analysis
 from qdsim.data import datasets
 from qdsim.errors import BadInput
 from qdsim.experiment import config, plan
-from qdsim.experiment.checkpoint import Checkpoint
-from qdsim.store import summary
-from qdsim.store.verify import difference
+from tests import mutate
 from tests.conftest import PROJECT
-from tests.experiment.test_resume import Stopped
-from tests.runs import run
 
 DIGITS = datasets.load("digits", "")
 QUICKSTART = (PROJECT / "jobs" / "quickstart.toml").read_bytes()
@@ -116,69 +110,22 @@ def mutated(content: bytes, draws: random.Random) -> bytes:
     return {"cut": content[:at] + content[at + length :], "truncate": content[:at], "empty": b""}[kind]
 
 
-SETTINGS = {
-    "methods": ["quickdrop", "retrain"],
-    "partition": {"clients": 3},
-    "train": {"rounds": 2, "steps": 1},
-    "unlearn": {"steps": 1},
-    "recover": {"rounds": 1, "steps": 1},
-    "relearn": {"rounds": 0},
-    "model": {"width": 2},
-    "membership": ["loss_threshold"],
-}
-
-
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """A run that nothing happened to."""
-    return run(tmp_path_factory.mktemp("undisturbed"), **SETTINGS)
+def stock(tmp_path_factory):
+    """Finished runs, and runs that were stopped in training and while they retrained."""
+    return mutate.Stock.make(tmp_path_factory.mktemp("stock"), commits=(1, 5))
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """Where runs lie, of which one was stopped while it retrained, and the one before had stopped in training."""
-    out = tmp_path_factory.mktemp("stopped")
-    for after in (1, 4):
-        real, calls = Checkpoint.save, []
+@pytest.mark.parametrize("mutation", range(len(mutate.MUTATIONS)), ids=lambda i: mutate.MUTATIONS[i].__name__)
+def test_files_of_runs_that_something_happened_to(tmp_path, stock, mutation):
+    """Three files of each kind of accident, the same in every test run: named in one line, or harmless.
 
-        def failing(self, commit, real=real, calls=calls, after=after):
-            calls.append(commit)
-            if len(calls) > after:
-                raise Stopped
-            real(self, commit)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Checkpoint, "save", failing)
-            with pytest.raises(Stopped):
-                run(out / str(after), **SETTINGS)
-    return out
-
-
-@examples(25)
-@given(draws=st.randoms(use_true_random=False))
-def test_run_directories_with_files_changed(tmp_path_factory, stopped, undisturbed, draws):
-    """One file of a stopped run, or of the trained state beside it, is changed or deleted; then the run is resumed.
-
-    Either that is noticed, in one line that names the file, or the run ends equal to the one that nothing happened to:
-    every file carries a checksum, or does not matter.
+    ``python -m tests.mutate`` does the same hundreds of times.
     """
-    out = tmp_path_factory.mktemp("mutated") / "out"
-    shutil.copytree(stopped / draws.choice(["1", "4"]), out)
-    (run_dir,) = (path for path in out.iterdir() if path.name.startswith("tiny-"))
-    victim = draws.choice(sorted(path for path in out.rglob("*") if path.is_file()))
-    if draws.random() < 0.25:
-        victim.unlink()
-    else:
-        victim.write_bytes(mutated(victim.read_bytes(), draws))
-    try:
-        assert difference(undisturbed, run(out, **SETTINGS, resume=run_dir)) is None, victim
-    except BadInput as error:
-        one_line(error, named=str(out))
-    try:
-        summary.stage_table(run_dir)
-    except BadInput as error:
-        one_line(error)
-    assert all("\n" not in problem for problem in analysis.load([run_dir]).problems)
+    draws = random.Random(mutation)
+    for name in stock.names():
+        told, outcome = mutate.strike(stock, name, tmp_path / "work", draws, mutation)
+        assert outcome.verdict != "silent", f"{told}: {outcome.said}"
 
 
 def write_idx(path, array):

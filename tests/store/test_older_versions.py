@@ -1,4 +1,4 @@
-"""Runs of schema version 3 are read, compared, trained from and resumed in the words of version 4."""
+"""Runs of schema version 3, and of format 1, are read, compared, trained from and resumed as those of today are."""
 
 import json
 
@@ -17,7 +17,7 @@ from qdsim.store import summary, tables
 from qdsim.store.run_directory import read_manifest, read_part
 from qdsim.store.verify import difference
 from tests.runs import run, table
-from tests.store.older import copied_as_version_3, make_version_3, part_of_3
+from tests.store.older import copied_as_version_3, make_format_1, make_version_3, part_of_3
 
 SETTINGS = {
     "methods": ["quickdrop", "retrain"],
@@ -150,6 +150,7 @@ def stopped_version_3(out):
     with pytest.raises(Stopped):
         run(out, **SETTINGS, emit=stop)
     (run_dir,) = out.glob("tiny-*")
+    make_format_1(out)
     make_version_3(run_dir)
     for part in out.glob(".trained/*/tables/*.parquet"):
         part_of_3(part, part.stem)
@@ -187,3 +188,36 @@ def test_a_state_that_version_3_trained_is_found_and_copied_in_todays_words(tmp_
     assert table(again, "stages").query("phase == 'train'")["reused"].all()
     assert difference(today, again) is None
     assert json.loads((again / "manifest.json").read_text())["state"] == "done"
+
+
+@pytest.mark.parametrize("method", ["shared", "quickdrop", "retrain"])
+def test_a_run_begun_with_format_1_is_resumed(tmp_path, today, method):
+    """Schema version 4, stopped in training, unlearning or retraining: its files do not say whose they are."""
+
+    def stop(event):
+        if event.method == method and event.row is not None:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(tmp_path, **SETTINGS, emit=stop)
+    make_format_1(tmp_path)
+    resumed = run(tmp_path, **SETTINGS, resume=True)
+    assert difference(today, resumed) is None
+    assert read_manifest(resumed)["format"] == 1
+
+
+def test_a_file_without_an_owner_in_a_run_of_today_is_refused(tmp_path):
+    """A commit as format 1 wrote it, in a run that was begun since."""
+
+    def stop(event):
+        if event.method == "retrain" and event.row is not None:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(tmp_path, **SETTINGS, emit=stop)
+    (run_dir,) = tmp_path.glob("tiny-*")
+    manifest = (run_dir / "manifest.json").read_bytes()
+    make_format_1(run_dir)
+    (run_dir / "manifest.json").write_bytes(manifest)
+    with pytest.raises(BadInput, match=r"commit\.npz.*says nothing of whose it is"):
+        run(tmp_path, **SETTINGS, resume=True)

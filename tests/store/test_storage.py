@@ -1,5 +1,6 @@
 """Runs on an object store, on a disk that fills up, and in folders that are not there."""
 
+import errno
 import logging
 import os
 import shutil
@@ -235,3 +236,20 @@ def test_a_disk_that_fills_up_stops_the_run_and_it_resumes(tmp_path):
     )
     (other,) = undisturbed.glob("full-*")
     assert difference(other, tmp_path / "kept") is None
+
+
+def test_a_file_that_cannot_be_cleaned_up_is_a_failure_of_the_storage(tmp_path):
+    """Neither written nor deleted, since its folder is none: exit code 3, and what was wrong first is said."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageFailed, match="Not a directory") as caught:
+        storage.write(tmp_path / "file" / "manifest.json", b"{}")
+    assert caught.value.exit_code == 3
+
+
+def test_what_the_system_says_of_a_file_is_a_failure_of_the_storage():
+    """Read-only and permission denied are; a socket's error and a missing file are not."""
+    assert "run/x: Read-only" in str(storage.as_failure(OSError(errno.EROFS, "Read-only file system", "run/x")))
+    assert storage.as_failure(PermissionError(errno.EACCES, "Permission denied", "run/x")).exit_code == 3
+    assert storage.as_failure(OSError(errno.EACCES, "Permission denied")) is None
+    assert storage.as_failure(FileNotFoundError(errno.ENOENT, "No such file", "run/x")) is None
+    assert storage.as_failure(ValueError("x")) is None

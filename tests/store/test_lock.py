@@ -1,0 +1,69 @@
+"""One owner at a time, and nothing written by one that was taken over from."""
+
+import json
+import os
+import time
+
+import pytest
+
+from qdsim.errors import BadInput, QdsimError
+from qdsim.store import lock
+from qdsim.store.run_directory import Manifest, read_manifest
+
+
+def taken_over(run_dir, **changes):
+    """Have another process own the run."""
+    other = {"name": "other", "host": "elsewhere", "pid": 7, "started": "1", **changes}
+    (run_dir / "lock.json").write_text(json.dumps(other))
+
+
+def test_an_owner_that_wakes_after_its_lease_writes_nothing(tmp_path):
+    """Another has taken over, finished the run and given the lock back: the manifest says done, whoever else failed."""
+    with lock.held(tmp_path) as name:
+        suspended = Manifest(tmp_path, {"run_id": "r"}, lambda: lock.check(tmp_path, name))
+        taken_over(tmp_path)
+        Manifest(tmp_path, {"run_id": "r"}).finish("done", exit_code=0)
+        with pytest.raises(QdsimError, match="taken over by process 7 on elsewhere"):
+            suspended.finish("failed", exit_code=1)
+        (tmp_path / "lock.json").unlink()
+        with pytest.raises(QdsimError, match="taken over by a process that has ended since"):
+            suspended.finish("failed", exit_code=1)
+    assert read_manifest(tmp_path)["state"] == "done"
+    assert not lock.owns(tmp_path, name)
+
+
+def test_another_process_space_is_not_asked_by_process_id(tmp_path, monkeypatch):
+    """In a container of its own this host's name and process ids say nothing: the lease counts."""
+    with lock.held(tmp_path):
+        written = json.loads((tmp_path / "lock.json").read_text())
+        assert set(written) == {"name", "host", "pid", "started", "boot", "pid_namespace"}
+        monkeypatch.setattr(lock, "_process_space", lambda: {"boot": written["boot"], "pid_namespace": "pid:[1]"})
+        monkeypatch.setattr(lock, "_started", lambda pid: None)  # there is no such process there
+        with pytest.raises(BadInput, match=r"is being run by process .*try again in 60 s"), lock.held(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_lock_dated_ahead_is_watched_for_a_sign_of_life(tmp_path, monkeypatch, alive):
+    """A day ahead, by a clock that was wrong: it blocks where its owner renews it, and no longer than it takes to see.
+
+    Two beats of 0.05 s are waited for.
+    """
+    taken_over(tmp_path)
+    tomorrow = time.time() + 86_400
+    os.utime(tmp_path / "lock.json", (tomorrow, tomorrow))
+    monkeypatch.setattr(lock, "BEAT_S", 0.05)
+    real = time.sleep
+
+    def sleep(seconds):
+        real(seconds)
+        if alive:
+            os.utime(tmp_path / "lock.json")
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
+    if alive:
+        with pytest.raises(BadInput, match="process 7 on elsewhere"), lock.held(tmp_path):
+            pass
+    else:
+        with lock.held(tmp_path):
+            assert json.loads((tmp_path / "lock.json").read_text())["pid"] == os.getpid()
