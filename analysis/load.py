@@ -204,7 +204,8 @@ def _incomplete(manifest: dict[str, Any], found: dict[str, pa.Table]) -> list[st
         served = set(zip(stages["cell"], stages["seed"], stages["method"], strict=True))
         config = manifest.get("config") or {}
         cells = [cell.get("cell", "") for cell in manifest.get("cells") or []]
-        expected = {(c, s, m) for c in cells for s in config.get("seeds") or [] for m in config.get("methods") or []}
+        methods = manifest.get("method_names") or config.get("methods") or []
+        expected = {(c, s, m) for c in cells for s in config.get("seeds") or [] for m in methods}
         if expected - served:
             c, s, m = min(expected - served)
             faults.append(f"done, but {m} of seed {s} {c} is not in table stages: left out of comparisons")

@@ -7,9 +7,9 @@
 An experiment is a list of phases; a phase is rounds of ``client_step`` then ``server_step``; both are plain functions
 on values. Ray only decides where ``client_step`` runs. A package imports only those above it:
 
-    errors, ranges, seeds, clocks
+    errors, plugins, ranges, seeds, clocks
     store/        where runs lie: paths and URIs, arrays in files, the lock, the run directory, its tables
-    models/       the network as a function of its parameters; fast/: its derivatives, written out
+    models/       networks as functions of their parameters; fast/: the ConvNet's derivatives, written out
     data/         data sets, who holds which sample, what a request takes away, what a client owns
     algorithms/   one method a file; the phases, the settings and the registry of methods
     federation/   one round: client hosts, the executor, the round loop, evaluation, membership inference

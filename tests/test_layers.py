@@ -12,11 +12,12 @@ from tests.conftest import PROJECT
 LAYERS = {
     # package or module: the third parties it may import; it may import of qdsim what stands above it, and itself
     "errors": set(),
+    "plugins": set(),
     "ranges": {"annotated_types"},
     "seeds": {"torch", "numpy"},
     "clocks": {"torch"},
     "store": {"numpy", "pandas", "pyarrow"},
-    "models": {"torch", "numpy"},
+    "models": {"torch", "numpy", "torchvision"},
     "data": {"torch", "numpy", "torchvision", "sklearn", "scipy", "pyarrow", "PIL"},
     "algorithms": {"torch", "numpy", "annotated_types"},
     "federation": {"torch", "numpy", "sklearn"},

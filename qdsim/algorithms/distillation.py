@@ -11,13 +11,13 @@ momentum 0.5 on the pixels; pixels are not clamped.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from qdsim.algorithms.local_sgd import batches, class_gradients, make_update, micro_batches, summed_gradient
+from qdsim.algorithms.local_sgd import batches, cross_entropy, make_update, summed_gradient
 from qdsim.algorithms.phase import ClientUpdate, RoundContext
 from qdsim.algorithms.settings import Distillation
 from qdsim.clocks import Stopwatch
@@ -25,7 +25,6 @@ from qdsim.data.clients import ClientState, SyntheticSet
 from qdsim.errors import Diverged
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
-from qdsim.models.fast import derivatives
 from qdsim.models.params import Params
 
 DISTANCE_EPS = 1e-6
@@ -73,33 +72,9 @@ def distance_gradient(synthetic: Tensor, real: Tensor) -> Tensor:
     return found.view_as(synthetic)
 
 
-def pixel_gradients(
-    compute: Compute,
-    params: Params,
-    images: Tensor,
-    counts: dict[int, int],
-    real: Params,
-    tiled: derivatives.WinogradFilters | None = None,
-) -> Tensor:
-    """∇_S d(∇_θ L^{S^c}(θ), ∇_θ L^{D^c}(θ)), with L the mean over the class's images; θ is left alone.
-
-    ``images`` are sorted by class, ``counts`` of each; ``real`` is stacked over the same classes. ``tiled``: see
-    :meth:`Compute.tiled`.
-    """
-    sizes = list(counts.values())
-    repeats = torch.tensor(sizes, device=images.device)
-    labels = torch.tensor(list(counts), device=images.device).repeat_interleave(repeats)
-    weights = (1 / repeats.to(images.dtype)).repeat_interleave(repeats)
-    gradient = {name: torch.zeros_like(stack) for name, stack in real.items()}
-    passes = []
-    for batch, pieces in micro_batches(sizes, compute.micro_batch):
-        cache = compute.forward(params, images[batch], tiled)
-        g = (cache.logits.softmax(1) - F.one_hot(labels[batch], compute.model.num_classes)) * weights[batch, None]
-        grads = compute.backward(cache, g)
-        derivatives.add_weight_gradients(cache, grads, pieces, gradient)
-        passes.append((cache, grads, weights[batch], pieces))
-    v = {name: distance_gradient(stack, real[name]) for name, stack in gradient.items()}
-    return torch.cat([derivatives.pixel_gradient(cache, grads, own, v, pieces) for cache, grads, own, pieces in passes])
+def towards(synthetic: Params, real: Params) -> Params:
+    """v = ∂d/∂(∇_θ L^S), tensor by tensor: where matching would have the synthetic gradients go."""
+    return {name: distance_gradient(stack, real[name]) for name, stack in synthetic.items()}
 
 
 def match(
@@ -117,13 +92,13 @@ def match(
     the same order. Classes that together have no more images than a micro-batch share their passes.
     """
     classes = list(rows_of_class)
-    tiled = compute.tiled(params, matching=True)
+    pixel_gradient = compute.gradients.of_pixels(params)
     for places in group_by_size([len(rows) for rows in rows_of_class.values()], compute.micro_batch):
         counts = {classes[place]: len(rows_of_class[classes[place]]) for place in places}
         rows = torch.from_numpy(np.concatenate([rows_of_class[c] for c in counts])).to(pixels.device)
         targets = {name: stack[places.start : places.stop] for name, stack in real.items()}
         for _ in range(distillation.steps):
-            gradient = pixel_gradients(compute, params, pixels[rows], counts, targets, tiled)
+            gradient = pixel_gradient(pixels[rows], counts, partial(towards, real=targets))
             velocity[rows] = distillation.momentum * velocity[rows] + gradient
             pixels[rows] -= distillation.lr * velocity[rows]
 
@@ -194,7 +169,7 @@ def finetune(
         counts = np.array([len(positions) for positions in chosen])
         images = client.normalized(np.concatenate(chosen), compute.device, dtype)
         targets = torch.from_numpy(np.repeat(classes, counts)).to(compute.device)
-        loss, _, by_class = class_gradients(compute, theta, images, targets, counts.tolist())
+        loss, _, by_class = compute.gradients.of_classes(theta, images, targets, counts.tolist(), cross_entropy)
         with watch:
             real = class_means(by_class, classes, counts, rows_of_class)
             match(compute, theta, pixels, velocity, rows_of_class, real, distillation)

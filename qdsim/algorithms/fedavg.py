@@ -13,6 +13,7 @@ import torch
 
 from qdsim.algorithms import local_sgd
 from qdsim.algorithms.phase import Phase, RoundContext, Updates
+from qdsim.algorithms.server import MEAN, Server
 from qdsim.algorithms.settings import Hyperparameters, Stage
 from qdsim.algorithms.stopping import FORGOT, RECOVERED, RELEARNED, Rule
 from qdsim.data.forgetting import UnlearningRequest, View
@@ -35,8 +36,11 @@ def server_step(params: Params, updates: Updates, ctx: RoundContext) -> Params:
     return P.add_weighted_mean(params, ((update.num_samples, update.delta) for update in updates))
 
 
-def phase(name: str, stage: Stage, view: View, rule: Rule | None = None) -> Phase:
-    """Plain FedAvg on a view: training without distillation, retraining, recovery, relearning."""
+def phase(name: str, stage: Stage, view: View, rule: Rule | None = None, server: Server = MEAN) -> Phase:
+    """Plain FedAvg on a view: training without distillation, retraining, recovery, relearning.
+
+    ``server``: what the server makes of the mean; a phase of descent takes it from ``hyper.server``.
+    """
     return Phase(
         name=name,
         stage=stage,
@@ -44,6 +48,7 @@ def phase(name: str, stage: Stage, view: View, rule: Rule | None = None) -> Phas
         select=partial(select, participation=stage.participation),
         client_step=partial(local_sgd.run, stage=stage, view=view),
         server_step=server_step,
+        server=server,
         rule=rule,
     )
 
@@ -63,11 +68,13 @@ def recover(hyper: Hyperparameters, request: UnlearningRequest, rounds: int) -> 
         as_trained.lr,
         as_trained.participation,
         hyper.recover.stop,
+        as_trained.proximal,
     )
-    return phase("recover", stage, View("real", without=request.forgotten), RECOVERED)
+    return phase("recover", stage, View("real", without=request.forgotten), RECOVERED, hyper.server)
 
 
 def relearn(hyper: Hyperparameters, request: UnlearningRequest) -> Phase:
     """Relearning of the baselines: descent on D_f (§4.7), or on all that was not forgotten before."""
     only = None if hyper.relearn.data == "mixed" else request.forget
-    return phase("relearn", hyper.relearn, View("real", only=only, without=request.previously_forgotten), RELEARNED)
+    view = View("real", only=only, without=request.previously_forgotten)
+    return phase("relearn", hyper.relearn, view, RELEARNED, hyper.server)

@@ -12,7 +12,8 @@ one channel of a layer stays. (4) Statistics come from all local images, not one
 Departures from the authors' code: it keeps the channels with the *highest* scores and removes the least discriminative
 (``side = "bottom"`` does that); here the highest go, as the paper says. There a pruned channel can grow back in
 fine-tuning; here it is held at zero after every step of a client and of the server. A zeroed filter alone would
-not silence its channel: instance normalisation turns it into β, so γ and β are pruned as well.
+not silence its channel: instance normalisation turns it into β, so γ and β are pruned as well. Which tensors those are
+is the network's to say (``Model.prunable``).
 """
 
 from dataclasses import replace
@@ -31,11 +32,11 @@ from qdsim.data.clients import ClientState
 from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
+from qdsim.models.model import Model, PrunableLayer
 from qdsim.models.params import Params
 
-OF_CHANNEL = ("conv{}.weight", "conv{}.bias", "norm{}.weight", "norm{}.bias")
-"""All that a channel's output depends on in its block."""
 COUNTS = "counts"
+Layers = tuple[PrunableLayer, ...]
 
 
 def statistics(
@@ -52,10 +53,8 @@ def statistics(
     samples = client.samples(view)
     theta = P.to(params, compute.device)
     dtype = next(iter(theta.values())).dtype
-    sums = [
-        torch.zeros(compute.model.num_classes, compute.model.width, dtype=torch.float64)
-        for _ in range(compute.model.depth)
-    ]
+    widths = [len(theta[layer.tensors[0]]) for layer in compute.model.prunable]
+    sums = [torch.zeros(compute.model.num_classes, width, dtype=torch.float64) for width in widths]
     counts = torch.zeros(compute.model.num_classes, dtype=torch.float64)
     loss = torch.zeros((), dtype=torch.float64)
     piece = min(batch_size, compute.micro_batch)
@@ -92,7 +91,9 @@ def scores(activity: Tensor, present: Tensor, target: int) -> Tensor:
     return share * torch.log((1 + len(seen)) / (1 + spread.to(activity.dtype)))
 
 
-def prune(params: Params, updates: Updates, ctx: RoundContext, *, settings: Fump, target: int) -> Params:
+def prune(
+    params: Params, updates: Updates, ctx: RoundContext, *, layers: Layers, settings: Fump, target: int
+) -> Params:
     """Score every channel of every layer and zero the share R of them with the highest scores."""
     total: Params = {}
     for update in updates:
@@ -100,44 +101,42 @@ def prune(params: Params, updates: Updates, ctx: RoundContext, *, settings: Fump
             total[name] = total[name] + tensor if name in total else tensor
     counts = total.pop(COUNTS)
     present = counts > 0
-    layers = [scores(t / counts.clamp_min(1)[:, None], present, target) for t in total.values()]
-    gone = pruned(params)
-    return hold(P.clone(params), choose(layers, gone, settings))
+    scored = [scores(t / counts.clamp_min(1)[:, None], present, target) for t in total.values()]
+    return hold(P.clone(params), layers, choose(scored, pruned(params, layers), settings))
 
 
-def choose(layers: list[Tensor], gone: list[Tensor], settings: Fump) -> list[Tensor]:
+def choose(scored: list[Tensor], gone: list[Tensor], settings: Fump) -> list[Tensor]:
     """Mark the channels to prune beside those that are gone already: one ranking over all layers."""
-    ranked = torch.cat(layers)
-    width = len(layers[0])
+    ranked = torch.cat(scored)
+    places = [(layer, j) for layer, own in enumerate(scored) for j in range(len(own))]
     order = torch.sort(ranked, descending=settings.side == "top", stable=True).indices.tolist()
     marked = [mask.clone() for mask in gone]
     wanted = max(1, round(settings.prune * len(ranked)))
     for channel in order:
-        block, j = divmod(channel, width)
+        layer, j = places[channel]
         if wanted == 0:
             break
-        if marked[block][j] or int((~marked[block]).sum()) == 1:
+        if marked[layer][j] or int((~marked[layer]).sum()) == 1:
             continue
-        marked[block][j] = True
+        marked[layer][j] = True
         wanted -= 1
     return marked
 
 
-def pruned(params: Params) -> list[Tensor]:
-    """Tell of each block which channels have been pruned: those of which nothing but zeros is left."""
-    blocks = sum(name.startswith("conv") and name.endswith("weight") for name in params)
+def pruned(params: Params, layers: Layers) -> list[Tensor]:
+    """Tell of each layer which channels have been pruned: those of which nothing but zeros is left."""
     found = []
-    for block in range(blocks):
-        parts = [params[name.format(block)] for name in OF_CHANNEL]
+    for layer in layers:
+        parts = [params[name] for name in layer.tensors]
         found.append((torch.cat([part.reshape(len(part), -1) for part in parts], dim=1) == 0).all(1))
     return found
 
 
-def hold(params: Params, masks: list[Tensor]) -> Params:
+def hold(params: Params, layers: Layers, masks: list[Tensor]) -> Params:
     """Set the marked channels to zero, in place."""
-    for block, mask in enumerate(masks):
-        for name in OF_CHANNEL:
-            params[name.format(block)][mask.to(params[name.format(block)].device)] = 0
+    for layer, mask in zip(layers, masks, strict=True):
+        for name in layer.tensors:
+            params[name][mask.to(params[name].device)] = 0
     return params
 
 
@@ -145,13 +144,19 @@ def recover_step(
     client: ClientState, params: Params, *, stage: Stage, view: View, ctx: RoundContext, compute: Compute
 ) -> tuple[ClientState, ClientUpdate]:
     """Local SGD under the masks that the model itself carries."""
-    held = partial(hold, masks=pruned(params))
+    layers = compute.model.prunable
+    held = partial(hold, layers=layers, masks=pruned(params, layers))
     return local_sgd.run(client, params, stage=stage, view=view, ctx=ctx, compute=compute, after_step=held)
 
 
-def recover_server_step(params: Params, updates: Updates, ctx: RoundContext) -> Params:
+def recover_server_step(params: Params, updates: Updates, ctx: RoundContext, *, layers: Layers) -> Params:
     """FedAvg under the same masks."""
-    return hold(fedavg.server_step(params, updates, ctx), pruned(params))
+    return hold(fedavg.server_step(params, updates, ctx), layers, pruned(params, layers))
+
+
+def refuses(model: Model) -> str | None:
+    """Say why a network cannot be pruned, if it cannot."""
+    return None if model.prunable else "it prunes channels, and this network names none (the attribute prunable)"
 
 
 def phases(hyper: Hyperparameters, settings: Fump, request: UnlearningRequest, history: History) -> list[Phase]:
@@ -159,17 +164,18 @@ def phases(hyper: Hyperparameters, settings: Fump, request: UnlearningRequest, h
     everything = View("real", without=request.previously_forgotten)
     stage = replace(hyper.train, rounds=1, participation=1.0, stop="rounds")
     (target,) = request.forget.classes
+    layers = hyper.model.prunable
     recover = fedavg.recover(hyper, request, settings.recover_rounds)
     return [
         replace(
             fedavg.phase("unlearn", stage, everything),
             client_step=partial(statistics, batch_size=stage.batch_size, view=everything, hook=settings.hook),
-            server_step=partial(prune, settings=settings, target=target),
+            server_step=partial(prune, layers=layers, settings=settings, target=target),
             reads_once=True,
         ),
         replace(
             recover,
             client_step=partial(recover_step, stage=recover.stage, view=recover.view),
-            server_step=recover_server_step,
+            server_step=partial(recover_server_step, layers=layers),
         ),
     ]

@@ -9,9 +9,11 @@ left 11 % on the retain set and 13 % after recovery, a stop at 2 ln C 88 % and 9
 literal version. (2) A mini-batch is drawn without replacement within a pass over Z_i, as usual in practice; the
 paper only says "sample". (3) Its gradient is summed over micro-batches in a fixed order: the same number up to
 rounding, faster where the cache is short.
+Not in the paper: FedProx (Li et al. Federated optimization in heterogeneous networks. MLSys 2020), whose term
+μ/2 |θ - θ_round|² is ``proximal`` of a phase's settings, 0 by default.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -26,11 +28,8 @@ from qdsim.data.forgetting import View
 from qdsim.errors import Diverged
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
-from qdsim.models.fast import derivatives
+from qdsim.models.gradients import Objective
 from qdsim.models.params import Params
-
-Objective = Callable[[Tensor, Tensor], Tensor]
-"""Logits and labels to the summed loss."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -57,53 +56,8 @@ def summed_gradient(
     compute: Compute, params: Params, images: Tensor, labels: Tensor, objective: Objective = cross_entropy
 ) -> tuple[Tensor, Params]:
     """Return the sum over samples of loss and ∇_θ loss, added up over micro-batches in order."""
-    loss_sum, total, _ = class_gradients(compute, params, images, labels, [len(labels)], objective)
+    loss_sum, total, _ = compute.gradients.of_classes(params, images, labels, [len(labels)], objective)
     return loss_sum, total
-
-
-def class_gradients(
-    compute: Compute,
-    params: Params,
-    images: Tensor,
-    labels: Tensor,
-    counts: Sequence[int],
-    objective: Objective = cross_entropy,
-) -> tuple[Tensor, Params, Params]:
-    """Return the summed loss and ∇_θ loss of a batch, and the latter for each class, stacked.
-
-    The batch is sorted by class, ``counts`` samples each. Only tensors that matching looks at (two dimensions or more)
-    are kept by class.
-    """
-    by_class = {n: t.new_zeros(len(counts), *t.shape) for n, t in params.items() if t.ndim >= 2}
-    total = {n: torch.zeros_like(t) for n, t in params.items() if t.ndim < 2}
-    loss_sum = torch.zeros((), dtype=images.dtype, device=images.device)
-    tiled = compute.tiled(params)
-    for batch, pieces in micro_batches(counts, compute.micro_batch):
-        cache = compute.forward(params, images[batch], tiled)
-        leaf = cache.logits.detach().requires_grad_()
-        with torch.enable_grad():
-            loss = objective(leaf, labels[batch])
-        grads = compute.backward(cache, torch.autograd.grad(loss, leaf)[0])
-        derivatives.add_weight_gradients(cache, grads, pieces, by_class)
-        derivatives.add_bias_gradients(cache, grads, total)
-        loss_sum += loss.detach()
-    total |= {n: stack.sum(0) if len(counts) > 1 else stack[0] for n, stack in by_class.items()}
-    return loss_sum, {n: total[n] for n in params}, by_class
-
-
-def micro_batches(counts: Sequence[int], size: int) -> Iterator[tuple[slice, derivatives.Pieces]]:
-    """Cut a batch that is sorted by class into pieces of ``size`` samples; say where each has which classes."""
-    ends = np.cumsum(counts)
-    for start in range(0, int(ends[-1]), size):
-        stop = min(start + size, int(ends[-1]))
-        pieces = []
-        for place in range(int(np.searchsorted(ends, start, side="right")), len(counts)):
-            first, last = max(start, int(ends[place]) - counts[place]), min(stop, int(ends[place]))
-            if first >= stop:
-                break
-            if first < last:
-                pieces.append((place, slice(first - start, last - start)))
-        yield slice(start, stop), pieces
 
 
 def run(
@@ -125,6 +79,7 @@ def run(
     """
     samples = client.samples(view)
     theta = P.to(P.clone(params), compute.device)
+    anchor = P.to(params, compute.device) if stage.proximal else {}
     dtype = next(iter(theta.values())).dtype
     draws = ctx.generator("batches", client.client_id)
     sign = 1.0 if ascend else -1.0
@@ -137,6 +92,8 @@ def run(
         processed += len(labels)
         if ascend and not float(losses[-1]) <= max_loss:
             break
+        if stage.proximal:
+            P.pull_(theta, anchor, stage.lr * stage.proximal)
         P.step_(theta, gradient, sign * stage.lr / len(labels))
         if after_step is not None:
             after_step(theta)

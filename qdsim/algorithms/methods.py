@@ -6,7 +6,12 @@ phases are built. Such a module has
     phases(hyper, settings, request, history) -> list[Phase]
 
 and, where the method stores anything for unlearning, ``storage_bytes(hyper, settings, request, history)``: what is
-stored, and what its paper would have stored.
+stored, and what its paper would have stored; and, where it cannot serve every network, ``refuses(model)``: why not, or
+None.
+
+A method from outside is a :class:`Method` too, in whatever module: a job names it as ``package.module:NAME``, or by the
+name of an entry point in the group ``qdsim.methods``. The declaration and ``phases`` may stand in one file, with
+``module=__name__``.
 
 | paper      | module         | forgets           |
 |------------|----------------|-------------------|
@@ -18,14 +23,19 @@ stored, and what its paper would have stored.
 | S2U        | s2u.py         | clients           |
 """
 
+import inspect
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from qdsim import plugins
+from qdsim.errors import BadInput
 from qdsim.ranges import NotNegative, Positive, Share
 
 CAPABILITIES = ("class", "client", "relearn")
@@ -140,3 +150,45 @@ METHODS = {
         ),
     )
 }
+
+
+@cache
+def find(name: str) -> Method:
+    """Return a method by its name, or by where it stands outside this package; refuse what is none."""
+    if name in METHODS:
+        return METHODS[name]
+    reference = plugins.reference_of("method", name)
+    if reference is None:
+        allowed = [*METHODS, *plugins.declared("method"), "package.module:NAME"]
+        raise BadInput("methods", name, f"is not a method; allowed: {', '.join(allowed)}")
+    found = plugins.load("methods", name, reference)
+    if not isinstance(found, Method):
+        raise BadInput("methods", name, f"is a {type(found).__name__}; wanted is a qdsim.algorithms.methods.Method")
+    _check_declaration(name, found)
+    return found
+
+
+def _check_declaration(name: str, method: Method) -> None:
+    """Refuse a declaration from outside that the rest could not work with."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", method.name):
+        raise BadInput("methods", name, f"its name is {method.name!r}; allowed are small letters, digits and _")
+    if method.name in METHODS:
+        raise BadInput("methods", name, f"its name is {method.name!r}, which is a method of qdsim: choose another")
+    unknown = [capability for capability in method.reasons if capability not in CAPABILITIES]
+    if unknown:
+        raise BadInput("methods", name, f"its reasons name {unknown[0]!r}; allowed: {', '.join(CAPABILITIES)}")
+    if method.settings is not None:
+        if not (isinstance(method.settings, type) and is_dataclass(method.settings)):
+            raise BadInput("methods", name, "its settings are no dataclass")
+        bare = [f.name for f in fields(method.settings) if f.default is MISSING]
+        if bare:
+            raise BadInput("methods", name, f"its setting {bare[0]} has no default, and a job need not name it")
+    module = plugins.imported("methods", name, method.module)
+    phases = getattr(module, "phases", None)
+    if not callable(phases):
+        raise BadInput("methods", name, f"{method.module} has no function phases(hyper, settings, request, history)")
+    try:
+        inspect.signature(phases).bind(None, None, None, None)
+    except TypeError as error:
+        wanted = "phases(hyper, settings, request, history)"
+        raise BadInput("methods", name, f"{method.module}.phases: {error}; wanted is {wanted}") from None

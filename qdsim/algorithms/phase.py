@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from qdsim import seeds
+from qdsim.algorithms.server import MEAN, Server
 from qdsim.algorithms.settings import Stage
 from qdsim.algorithms.stopping import SETTLED, Rule
 from qdsim.data.clients import ClientState
@@ -86,6 +87,8 @@ class Phase:
     select: Select
     client_step: ClientStep
     server_step: ServerStep
+    server: Server = MEAN
+    """What the server makes of the model that ``server_step`` returns; by default that is the new model."""
     start: Literal["current", "initial", "fresh"] = "current"
     """Begin from the current parameters, from training's θ_0, or from new random ones."""
     learns: bool = False

@@ -21,7 +21,7 @@ from torch import Tensor
 from qdsim.algorithms import fedavg, local_sgd
 from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, match, with_pixels
 from qdsim.algorithms.history import History
-from qdsim.algorithms.local_sgd import batches, class_gradients, make_update
+from qdsim.algorithms.local_sgd import batches, cross_entropy, make_update
 from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext, Updates
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Stage
 from qdsim.algorithms.stopping import RECOVERED, RELEARNED, TRAINED
@@ -51,6 +51,7 @@ def train(
     assert synthetic is not None
     samples = client.samples(View("real"))
     theta = P.to(P.clone(params), compute.device)
+    anchor = P.to(params, compute.device) if stage.proximal else {}
     dtype = next(iter(theta.values())).dtype
     pixels = synthetic.images.to(compute.device, dtype, copy=True)
     velocity = synthetic.velocity.to(compute.device, dtype, copy=True)
@@ -65,12 +66,14 @@ def train(
         images, labels = samples.batch(chosen, compute.device, dtype)
         # line 13: compute ∇L^{D_i} on B^D, kept per class
         classes, counts = np.unique(client.labels[chosen], return_counts=True)
-        loss, gradient, by_class = class_gradients(compute, theta, images, labels, counts.tolist())
+        loss, gradient, by_class = compute.gradients.of_classes(theta, images, labels, counts.tolist(), cross_entropy)
         # lines 12, 14 and 15: sample B^S, compute ∇L^{S_i} on it and update it
         with watch:
             rows = synthetic_rows(synthetic.labels, classes, distillation.batch, synthetic_draws)
             match(compute, theta, pixels, velocity, rows, class_means(by_class, classes, counts, rows), distillation)
         # line 17: θ ← θ - η ∇L^{D_i}(θ), with the gradient of line 13
+        if stage.proximal:
+            P.pull_(theta, anchor, stage.lr * stage.proximal)
         P.step_(theta, gradient, -stage.lr / len(chosen))
         losses.append(loss / len(chosen))
         processed += len(chosen)
@@ -93,7 +96,7 @@ def training(hyper: Hyperparameters) -> list[Phase]:
     """Steps 1 and 2 of the workflow: train and distil; fine-tune where F > 0, one fresh network a round."""
     view = View("real")
     distillation = hyper.synthetic
-    found = [fedavg.phase("train", hyper.train, view, TRAINED)]
+    found = [fedavg.phase("train", hyper.train, view, TRAINED, hyper.server)]
     if distillation.matching:
         learn = partial(train, stage=hyper.train, distillation=distillation)
         found = [replace(found[0], client_step=learn, learns=True)]
@@ -110,11 +113,11 @@ def phases(hyper: Hyperparameters, settings: None, request: UnlearningRequest, h
     forget = View("synthetic", only=request.forget, without=request.previously_forgotten)
     retain = View("augmented" if hyper.recover.augment else "synthetic", without=request.forgotten)
     ascend = partial(local_sgd.run, stage=hyper.unlearn, view=forget, ascend=True, max_loss=hyper.max_loss)
-    mixed = View("synthetic", without=request.previously_forgotten)
+    relearned = View("synthetic", without=request.previously_forgotten) if hyper.relearn.data == "mixed" else forget
     return [
         replace(fedavg.phase("unlearn", hyper.unlearn, forget, fedavg.forgot(request)), client_step=ascend),
-        fedavg.phase("recover", hyper.recover, retain, RECOVERED),
-        fedavg.phase("relearn", hyper.relearn, mixed if hyper.relearn.data == "mixed" else forget, RELEARNED),
+        fedavg.phase("recover", hyper.recover, retain, RECOVERED, hyper.server),
+        fedavg.phase("relearn", hyper.relearn, relearned, RELEARNED, hyper.server),
     ]
 
 

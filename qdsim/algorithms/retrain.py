@@ -18,6 +18,6 @@ def phases(hyper: Hyperparameters, settings: None, request: UnlearningRequest, h
     """FedAvg on D without D_f, by the clients that have anything left; then relearning, on real data (§4.7)."""
     retain = View("real", without=request.forgotten)
     return [
-        replace(fedavg.phase("unlearn", hyper.train, retain, RETRAINED), start="fresh"),
+        replace(fedavg.phase("unlearn", hyper.train, retain, RETRAINED, hyper.server), start="fresh"),
         fedavg.relearn(hyper, request),
     ]

@@ -8,11 +8,15 @@ check what a job file says against them. The settings of a single method stand b
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
 
+from qdsim.algorithms.server import MEAN, Server
 from qdsim.ranges import NotNegative, Positive, Rate, Share
+
+if TYPE_CHECKING:  # a job is checked without torch
+    from qdsim.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Stage:
     stop: Literal["rounds", "converged", "loss"] = "rounds"
     """``rounds``: after so many. ``converged``: ``rounds`` is the most, and the rule of ``algorithms/stopping.py`` ends
     the phase before. ``loss``, in recovery only: the same by the clients' own losses."""
+    proximal: Annotated[float, Ge(0)] = 0.0
+    """μ of FedProx: each local step also pulls θ back to the round's model, as μ/2 |θ - θ_round|² would; 0: FedAvg."""
 
 
 @dataclass(frozen=True)
@@ -123,5 +129,9 @@ class Hyperparameters:
     synthetic: Distillation
     max_loss: float
     """A client's ascent stops once its forget loss passes this; ``inf`` never stops it."""
+    model: "Model"
+    """The network, for methods that act on some of its layers."""
+    server: Server = MEAN
+    """The server's rule where clients descend."""
     methods: Mapping[str, Any] = field(default_factory=dict)
     """The settings of each method that has any, by the method's name."""

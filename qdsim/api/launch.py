@@ -21,7 +21,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from qdsim import __version__
-from qdsim.algorithms.methods import METHODS
 from qdsim.data import datasets
 from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed
 from qdsim.experiment.config import Job, in_todays_words, validate
@@ -366,7 +365,8 @@ def _describe(
         "config_sha256": _config_sha256(plan.job.model_dump()),
         "cells": [_resolved(point) for point in plan.points],
         "data": dataset,
-        "methods": {m: METHODS[m].declared() for m in plan.job.methods},
+        "method_names": list(plan.job.methods_by_name),
+        "methods": {name: method.declared() for name, method in plan.job.methods_by_name.items()},
         "versions": versions,
         "hardware": {
             "host": platform.node(),

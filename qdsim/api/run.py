@@ -140,7 +140,7 @@ class Run:
 
     def _described(self) -> list[str]:
         config = self.manifest.get("config") or {}
-        methods: Sequence[str] = config.get("methods") or []
+        methods: Sequence[str] = self.manifest.get("method_names") or config.get("methods") or []
         clients = (config.get("partition") or {}).get("clients")
         seeds = config.get("seeds") or []
         return [
@@ -159,7 +159,7 @@ def _ranks(manifest: dict[str, Any]) -> dict[str, list[Any]]:
     return {
         "cell": [cell.get("cell", "") for cell in cells],
         "seed": list(config.get("seeds") or []),
-        "method": ["shared", *(config.get("methods") or [])],
+        "method": ["shared", *(manifest.get("method_names") or config.get("methods") or [])],
         "request": ["", *dict.fromkeys(requests)],
         "phase": list(tables.PHASES),
     }

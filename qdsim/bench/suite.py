@@ -14,11 +14,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qdsim.bench import matching, memory, overhead, scaling, startup, throughput
+from qdsim.bench import gradients, matching, memory, overhead, scaling, startup, throughput
 from qdsim.bench.rows import Found, Measured, Ratio
 from qdsim.errors import BadInput
 
-ABOUT = {b.NAME: b.ABOUT for b in (throughput, overhead, matching, startup, memory, scaling)}
+ABOUT = {b.NAME: b.ABOUT for b in (throughput, overhead, matching, gradients, startup, memory, scaling)}
 
 
 def chosen(names: Iterable[str]) -> list[str]:
@@ -42,6 +42,7 @@ def run(names: list[str], rounds: int, flower: str | None, svhn: str | None, con
             throughput.NAME: partial(throughput.measure, rounds),
             overhead.NAME: partial(overhead.measure, rounds, flower),
             matching.NAME: partial(matching.measure, rounds),
+            gradients.NAME: partial(gradients.measure, rounds),
             startup.NAME: partial(startup.measure, rounds, flower),
             memory.NAME: partial(memory.measure, svhn or ""),
             scaling.NAME: partial(scaling.measure, rounds),

@@ -117,7 +117,7 @@ def submit(
     from qdsim.tracking.follow import check_trackers
 
     file = job_files.find(job)
-    config.load(file, profile=profile, overrides=overrides)
+    loaded = config.load(file, profile=profile, overrides=overrides)
     there = storage.named(out).absolute()  # a relative path would lie in the job's own, temporary folder
     arguments = ["--out", str(there), *(["--resume"] if resume else []), *(["--profile", profile] if profile else [])]
     arguments += [f"--set={text}" for text in overrides or []]
@@ -128,7 +128,7 @@ def submit(
     from qdsim.ray_engine.jobs import JobServer
 
     server = JobServer(address)
-    job_id = server.submit(file, arguments, say)
+    job_id = server.submit(file, arguments, say, loaded.outside())
     say(f"submitted {job_id}; its results go to {there} on the cluster")
     mode = "RAY_AUTH_MODE=token " if environment.sends_token() else ""
     say(f"  its log:  {mode}ray job logs --follow {job_id} --address {server.address}")

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from qdsim.errors import BadInput, MissingData
+from qdsim import plugins
+from qdsim.errors import BadInput, MissingData, QdsimError
 
 DIGITS_TEST_SHARE = 0.2
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -95,13 +96,24 @@ KINDS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "svh
 OF_FOLDERS = ("parquet", "folder")
 
 
+OUTSIDE = "outside"
+"""The kind of a data set that a function of somebody else reads."""
+
+
 def _named(dataset: str) -> tuple[str, Path]:
     """Return the kind of a data set, and the folder where its name has one."""
     kind, _, folder = dataset.partition(":")
+    if kind not in KINDS and plugins.reference_of("data set", dataset):
+        return OUTSIDE, Path()
     if kind not in KINDS or (kind in OF_FOLDERS) != bool(folder):
-        names = ", ".join(f"{k}:DIR" if k in OF_FOLDERS else k for k in KINDS)
-        raise BadInput("data.dataset", dataset, f"allowed: {names}")
+        names = [*(f"{k}:DIR" if k in OF_FOLDERS else k for k in KINDS), *plugins.declared("data set")]
+        raise BadInput("data.dataset", dataset, f"allowed: {', '.join(names)}, package.module:reader")
     return kind, Path(folder)
+
+
+def is_outside(dataset: str) -> bool:
+    """Tell whether a function outside qdsim reads a data set."""
+    return dataset.partition(":")[0] not in KINDS
 
 
 def check_there(dataset: str, root: str, *, download: bool = False) -> None:
@@ -140,6 +152,7 @@ def load(dataset: str, root: str, *, verify: bool = True, download: bool = False
         "svhn+extra": lambda: _svhn(dataset, Path(root), verify, download),
         "parquet": lambda: _parquet(folder, size),
         "folder": lambda: _folder(folder, size),
+        OUTSIDE: lambda: _outside(dataset, Path(root)),
     }
     return _assemble(dataset, readers[kind]())
 
@@ -170,7 +183,20 @@ def _assemble(name: str, parts: _Parts) -> Dataset:
         if values.min() < 0 or values.max() >= classes:
             bad = int(values.min()) if values.min() < 0 else int(values.max())
             raise BadInput("data.dataset", name, f"a {split} label is {bad}; allowed are 0 to {classes - 1}")
-    return Dataset(name, images, labels, parts.test_images, test_labels, classes, _pixel_statistics(images), parts.note)
+    statistics = _pixel_statistics(images)
+    images, test_images = _in_plain_order(images), _in_plain_order(parts.test_images)
+    return Dataset(name, images, labels, test_images, test_labels, classes, statistics, parts.note)
+
+
+def _in_plain_order(images: np.ndarray) -> np.ndarray:
+    """Return the array with the strides of a new one.
+
+    An axis of one entry, such as the channel of grey images, may have any stride, and torch chooses its convolution by
+    them: the same image would give other last digits here than from Ray's store, where every array is a new one.
+    """
+    plain = np.ascontiguousarray(images)
+    strides = np.cumprod([plain.itemsize, *plain.shape[:0:-1]])[::-1]
+    return np.lib.stride_tricks.as_strided(plain, strides=tuple(int(stride) for stride in strides), writeable=False)
 
 
 def _pixel_statistics(images: np.ndarray) -> Normalization:
@@ -198,6 +224,32 @@ def _digits() -> _Parts:
     images = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
     split = train_test_split(images, raw.target, test_size=DIGITS_TEST_SHARE, random_state=0, stratify=raw.target)
     return _Parts(split[0], split[2], split[1], split[3], num_classes=10)
+
+
+def _outside(name: str, root: Path) -> _Parts:
+    """What a function of somebody else returns: training images and labels, test images and labels."""
+    reference = plugins.reference_of("data set", name)
+    assert reference is not None
+    reader = plugins.load("data.dataset", name, reference)
+    if not callable(reader):
+        raise BadInput("data.dataset", name, f"is no function but a {type(reader).__name__}")
+    try:
+        arrays = [np.asarray(array) for array in reader(root)]
+    except QdsimError:
+        raise
+    except Exception as error:  # whatever its own code raises
+        raise BadInput("data.dataset", name, f"calling it fails: {plugins.in_a_line(error)}") from None
+    wanted = "wanted are train_images, train_labels, test_images, test_labels"
+    if len(arrays) != 4:
+        raise BadInput("data.dataset", name, f"it returned {len(arrays)} arrays; {wanted}")
+    for images, labels in (arrays[:2], arrays[2:]):
+        if images.ndim != 4 or images.dtype != np.uint8:
+            what = f"its images are {images.dtype} of shape {images.shape}"
+            raise BadInput("data.dataset", name, f"{what}; wanted is uint8 (n, channels, height, width)")
+        if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+            what = f"its labels are {labels.dtype} of shape {labels.shape} for {len(images)} images"
+            raise BadInput("data.dataset", name, f"{what}; wanted is one integer for each")
+    return _Parts(arrays[0], arrays[1], arrays[2], arrays[3])
 
 
 def _fetch_command(dataset: str) -> str:

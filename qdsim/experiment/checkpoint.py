@@ -10,7 +10,7 @@ of which the last three of each client stay; the driver never reads them.
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from qdsim.algorithms.history import History
 from qdsim.experiment.plan import PhaseKey
 from qdsim.experiment.resume import Cursor
 from qdsim.models import params as P
-from qdsim.models.convnet import ConvNet
+from qdsim.models.model import Model, check_params
 from qdsim.models.params import Arrays, Params
 from qdsim.store import arrays, run_directory, storage
 from qdsim.store.storage import StoragePath
@@ -39,6 +39,8 @@ class Commit:
     before: dict[str, float | None]
     """Scores that the phase began with."""
     params: Params
+    server_state: Params = field(default_factory=dict)
+    """What the server's rule remembers."""
     unlearned: Params | None = None
     """While relearning: the model that had forgotten."""
     history: History | None = None
@@ -71,6 +73,7 @@ class Checkpoint:
         if commit.states is not None:
             cursor["states"] = {str(client_id): last for client_id, last in commit.states.items()}
         found: Arrays = {f"params/{name}": array for name, array in P.to_numpy(commit.params).items()}
+        found |= {f"server/{name}": array for name, array in P.to_numpy(commit.server_state).items()}
         if commit.unlearned is not None:
             found |= {f"forgot/{name}": array for name, array in P.to_numpy(commit.unlearned).items()}
         if commit.history is not None and commit.history.rounds:
@@ -112,6 +115,7 @@ class Checkpoint:
                 bool(cursor["ended"]),
                 dict(cursor["before"]),
                 P.from_numpy(_under("params/", stored)),
+                P.from_numpy(_under("server/", stored)),
                 P.from_numpy(forgot) if forgot else None,
                 history,
                 {int(i): _tag(last) for i, last in cursor["states"].items()} if "states" in cursor else None,
@@ -119,9 +123,9 @@ class Checkpoint:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise arrays.damaged(path, error, FIX) from None
 
-    def checked(self, params: Params, model: ConvNet) -> Params:
+    def checked(self, params: Params, model: Model) -> Params:
         """Return a commit's model if it is of this network."""
-        return model.checked(params, self._folder / "commit.npz", FIX)
+        return check_params(model, params, self._folder / "commit.npz", FIX)
 
     def forget_states(self, training: str) -> None:
         """Delete the client states of a training that is stored as a whole."""

@@ -9,16 +9,20 @@ import difflib
 import itertools
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from qdsim.algorithms.methods import METHODS
+from qdsim.algorithms import methods as registry
+from qdsim.algorithms import server
+from qdsim.algorithms.methods import METHODS, Method
+from qdsim.algorithms.server import Server
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Recover, Relearn, Train, Unlearn
+from qdsim.data import datasets
 from qdsim.errors import BadInput
 from qdsim.experiment import job_files
 from qdsim.experiment.profiles import PROFILES
@@ -31,10 +35,14 @@ from qdsim.experiment.sections import (
     Request,
     Section,
 )
-from qdsim.federation.attacks import ATTACKS
+from qdsim.federation import attacks as attack_registry
+from qdsim.models.kinds import CONVNET, NETWORKS, TORCHVISION
 from qdsim.ranges import Seed
 from qdsim.store.storage import StoragePath
 from qdsim.store.tables import RENAMED_ATTACKS
+
+if TYPE_CHECKING:  # a job is checked without torch
+    from qdsim.models.model import Model
 
 FIXED_SECTIONS = ("data", "cluster")
 """No sweep may change these: all cells of a run share one data set and one set of actors."""
@@ -57,7 +65,7 @@ class Job(Section):
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (0, 1, 2, 3, 4)
     """Each seed is a federation of its own; results are averaged over them."""
     methods: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = ("quickdrop", "retrain")
-    """What serves the requests, each from the same trained model."""
+    """What serves the requests, each from the same trained model: methods of qdsim, or ``package.module:NAME``."""
     requests: Annotated[tuple[Request, ...], Field(min_length=1, strict=False)] = (Request(kind="class", target=9),)
     """What is to be forgotten: independent of each other, unless ``sequence`` is set."""
     sequence: bool = False
@@ -74,13 +82,18 @@ class Job(Section):
     recover: Annotated[Recover, Checked] = Recover()
     relearn: Annotated[Relearn, Checked] = Relearn()
     synthetic: Annotated[Distillation, Checked] = Distillation()
+    server: Annotated[Server, Checked] = Server()
     cluster: Annotated[Cluster, Checked] = Cluster()
 
     @model_validator(mode="before")
     @classmethod
     def _check_method_sections(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Check the sections of methods, and refuse every other key that is not a field."""
-        declared = method_sections()
+        named = values.get("methods", ())
+        outside = [name for name in named if isinstance(name, str)] if isinstance(named, list | tuple) else []
+        declared = method_sections(outside)
+        for name in declared.keys() & cls.model_fields.keys():
+            raise BadInput("methods", name, "a method from outside has the name of a section of every job")
         for key in values.keys() - cls.model_fields.keys() - declared.keys():
             raise _unknown_key(key, values[key], [*cls.model_fields, *declared])
         checked: dict[str, Any] = {}
@@ -88,16 +101,14 @@ class Job(Section):
             try:
                 checked[name] = Checked.adapter(settings).validate_python(values.get(name, {}))
             except ValidationError as error:
-                raise _as_bad_input(error.errors()[0], within=name) from None
+                raise _as_bad_input(error.errors()[0], within=name, declared=settings) from None
         return values | checked
 
-    @field_validator("methods")
+    @field_validator("server")
     @classmethod
-    def _known(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
-        for method in methods:
-            if method not in METHODS:
-                raise ValueError(f"{method!r} is not a method; allowed: {', '.join(METHODS)}")
-        return methods
+    def _known_rule(cls, settings: Server) -> Server:
+        server.rule_of(settings.kind)
+        return settings
 
     @field_validator("membership")
     @classmethod
@@ -105,8 +116,7 @@ class Job(Section):
         for attack in attacks:
             if attack in RENAMED_ATTACKS:
                 raise ValueError(f"{attack} is now {RENAMED_ATTACKS[attack]}")
-            if attack not in ATTACKS:
-                raise ValueError(f"{attack!r} is not an attack; allowed: {', '.join(ATTACKS)}")
+            attack_registry.find(attack)
         return attacks
 
     @field_validator("methods", "seeds", "requests", "membership")
@@ -116,6 +126,25 @@ class Job(Section):
         if len(set(fixed)) < len(fixed):
             raise ValueError("each entry may be listed once")
         return values
+
+    @model_validator(mode="after")
+    def _names(self) -> "Job":
+        """Refuse two methods that would have one name in the tables."""
+        if len(self.methods_by_name) < len(self.methods):
+            raise BadInput("methods", list(self.methods), "two of these have the same name in the tables")
+        return self
+
+    @model_validator(mode="after")
+    def _network(self) -> "Job":
+        """Refuse settings of the ConvNet's passes where another network, or autograd, does the work."""
+        if self.model.kind == CONVNET and self.model.gradients != "autograd":
+            return self
+        reason = "acts on the ConvNet's own passes, and autograd does the work here (model.kind, model.gradients)"
+        if self.cluster.compile:
+            raise BadInput("cluster.compile", True, f"{reason}; leave it false")
+        if self.cluster.winograd == "always":
+            raise BadInput("cluster.winograd", "always", f"{reason}; leave it at matching")
+        return self
 
     @model_validator(mode="after")
     def _targets(self) -> "Job":
@@ -141,8 +170,7 @@ class Job(Section):
     def _pairs(self) -> "Job":
         """Refuse a method that cannot serve one of the requests."""
         for i, request in enumerate(self.requests):
-            for name in self.methods:
-                method = METHODS[name]
+            for name, method in self.methods_by_name.items():
                 if not method.supports(request.kind):
                     fit = [m for m in METHODS if METHODS[m].supports(request.kind)]
                     why = (
@@ -165,33 +193,57 @@ class Job(Section):
             found.append((",".join(f"{k}={_as_toml(v)}" for k, v in point.items()), validate(changed)))
         return found
 
+    @property
+    def methods_by_name(self) -> dict[str, Method]:
+        """The methods by the names that they have in the tables."""
+        return {method.name: method for method in map(registry.find, self.methods)}
+
+    def outside(self) -> list[tuple[str, str]]:
+        """Return what the job names from outside qdsim: kinds of :data:`qdsim.plugins.GROUPS`, each with a name."""
+        found = []
+        for _, point in self.sweep_points():
+            kind = point.model.kind
+            own_network = kind in (CONVNET, *NETWORKS) or kind.startswith(TORCHVISION)
+            found += [("method", name) for name in point.methods if name not in METHODS]
+            found += [("attack", name) for name in point.membership if name not in attack_registry.ATTACKS]
+            found += [] if own_network else [("network", kind)]
+            found += [] if point.server.kind in server.RULES else [("server rule", point.server.kind)]
+            found += [("data set", point.data.dataset)] if datasets.is_outside(point.data.dataset) else []
+        return list(dict.fromkeys(found))
+
     def settings_of(self, method: str) -> Any:
         """Return a method's section; None where it has no settings of its own."""
         return (self.__pydantic_extra__ or {}).get(method)
 
-    def hyperparameters(self, num_classes: int) -> Hyperparameters:
-        """Return what the algorithms see."""
+    def hyperparameters(self, model: "Model") -> Hyperparameters:
+        """Return what the algorithms see, with the network that they work on."""
         return Hyperparameters(
             train=self.train,
             unlearn=self.unlearn,
             recover=self.recover,
             relearn=self.relearn,
             synthetic=replace(self.synthetic, gallery=0),
-            max_loss=self.unlearn.loss_limit(num_classes),
-            methods={name: self.settings_of(name) for name in method_sections()},
+            max_loss=self.unlearn.loss_limit(model.num_classes),
+            model=model,
+            server=self.server,
+            methods={name: self.settings_of(name) for name in method_sections(self.methods)},
         )
 
 
-def method_sections() -> dict[str, type]:
-    """Return the methods that have settings of their own, each with the dataclass that declares them."""
-    return {name: method.settings for name, method in METHODS.items() if method.settings is not None}
+def method_sections(named: Iterable[str] = ()) -> dict[str, type]:
+    """Return the methods that have settings of their own, those of qdsim and those that a job names from outside.
+
+    Each comes with the dataclass that declares its settings.
+    """
+    methods = [*METHODS.values(), *(registry.find(name) for name in named if name not in METHODS)]
+    return {method.name: method.settings for method in methods if method.settings is not None}
 
 
-def sections() -> dict[str, type]:
-    """Return every section of a job with the class that declares its keys."""
+def sections(named: Iterable[str] = ()) -> dict[str, type]:
+    """Return every section of a job with the class that declares its keys; ``named`` are the job's methods."""
     own = {name: field.annotation for name, field in Job.model_fields.items()}
     found = {name: kind for name, kind in own.items() if isinstance(kind, type) and _declares_keys(kind)}
-    return found | method_sections()
+    return found | method_sections(named)
 
 
 def _declares_keys(kind: type) -> bool:
@@ -256,7 +308,7 @@ def in_todays_words(config: dict[str, Any]) -> dict[str, Any]:
 
 def check_sweep(job: Job) -> None:
     """Refuse a sweep over what the cells of a run share, or over values that are wrong."""
-    allowed = {name: kind for name, kind in sections().items() if name not in FIXED_SECTIONS}
+    allowed = {name: kind for name, kind in sections(job.methods).items() if name not in FIXED_SECTIONS}
     for key, values in job.sweep.items():
         section, _, name = key.partition(".")
         if section not in allowed or name not in _keys_of(allowed[section]):
@@ -318,15 +370,15 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
-def _as_bad_input(problem: ErrorDetails, within: str = "") -> BadInput:
-    """Return pydantic's first complaint as ours; ``within`` is the section that was checked by itself."""
+def _as_bad_input(problem: ErrorDetails, within: str = "", declared: type | None = None) -> BadInput:
+    """Return pydantic's first complaint as ours; ``within`` is the section, ``declared`` so, checked by itself."""
     unknown = problem["type"] == "extra_forbidden"
     # pydantic names the members of a union in the location, for example "literal['auto']": no keys of ours
     location = [p for p in problem["loc"] if unknown or isinstance(p, int) or p.isidentifier()]
     location = [within, *location] if within else location
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     if unknown:
-        section = Request if location[0] == "requests" else sections()[str(location[0])]
+        section = declared or (Request if location[0] == "requests" else sections()[str(location[0])])
         return _unknown_key(key, problem["input"], _keys_of(section))
     message = problem["msg"].removeprefix("Value error, ")
     return BadInput(key, problem["input"], message.replace("Input should", "input should", 1))
@@ -335,4 +387,6 @@ def _as_bad_input(problem: ErrorDetails, within: str = "") -> BadInput:
 def _unknown_key(key: str, value: object, known: list[str]) -> BadInput:
     close = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
+    if isinstance(value, dict) and not close:
+        hint = "the section of a method from outside stands only beside that method in methods; "
     return BadInput(key, value, f"unknown key; {hint}known here: {', '.join(known)}")

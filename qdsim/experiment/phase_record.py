@@ -112,6 +112,11 @@ class PhaseRecord:
         return self.phase.stage.rounds + 1 if ended else len(self.round_rows) + 1
 
     @property
+    def server_state(self) -> Params:
+        """What the server's rule remembers of the rounds that are over."""
+        return self.continue_from.server_state if self.continue_from is not None else {}
+
+    @property
     def recorded_history(self) -> History | None:
         """What the round loop records updates into: fine-tuning has no updates of the model."""
         return self.history if self.phase.name == "train" else None
@@ -146,7 +151,17 @@ class PhaseRecord:
         past = self.history if recorded is None else recorded.until(number)
         states = self.run.executor.states.tags_until(self.phase.name, number) if self.history is not None else None
         self.run.checkpoint.save(
-            Commit(self._key, number, ended, self.before, finished.params, self.unlearned, past, states)
+            Commit(
+                self._key,
+                number,
+                ended,
+                self.before,
+                finished.params,
+                finished.server_state,
+                self.unlearned,
+                past,
+                states,
+            )
         )
         self.run.work_done += self._work / self.phase.stage.rounds
         self.run.emit(self._here(number, finished.expected, finished.expected, row=row, phase_ended=ended))

@@ -1,15 +1,17 @@
 """From a job and its data to what will be run; whatever only the data can refuse is refused here."""
 
+import inspect
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qdsim import seeds
+from qdsim import plugins, seeds
 from qdsim.algorithms import fedavg, quickdrop
 from qdsim.algorithms.history import History
-from qdsim.algorithms.methods import METHODS
+from qdsim.algorithms.methods import METHODS, Method
 from qdsim.algorithms.phase import Phase
 from qdsim.algorithms.settings import Hyperparameters
 from qdsim.algorithms.stopping import TRAINED
@@ -17,10 +19,13 @@ from qdsim.data import partition
 from qdsim.data.datasets import Dataset
 from qdsim.data.forgetting import NOTHING, ForgetSet, UnlearningRequest, View
 from qdsim.data.partition import Partition
-from qdsim.errors import BadInput
+from qdsim.errors import BadInput, QdsimError
 from qdsim.experiment.config import Job
 from qdsim.experiment.sections import Request
 from qdsim.models.convnet import ConvNet
+from qdsim.models.kinds import CONVNET
+from qdsim.models.model import Model
+from qdsim.models.module import ModuleModel, checked_model
 from qdsim.store.run_directory import round_stem
 
 MATCHED_IMAGE_COST = 3.0
@@ -31,6 +36,8 @@ SHARED = "shared"
 """The method's name in rows of training."""
 TRAINING = UnlearningRequest("", NOTHING)
 IN_TRAINING = -1
+REQUEST_PHASES = ("unlearn", "recover", "relearn")
+"""The phases that a method may have, by their names in the tables."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +59,19 @@ class SweepPoint:
     """``synthetic.scale=10``; empty without a sweep."""
     job: Job
     hyper: Hyperparameters
-    model: ConvNet
+    model: Model
     federations: tuple[FederationPlan, ...]
 
     @property
     def distils(self) -> bool:
         """Tell whether any method needs synthetic sets."""
-        return any(METHODS[name].uses_synthetic for name in self.job.methods)
+        return any(method.uses_synthetic for method in self.job.methods_by_name.values())
 
     def training(self) -> list[Phase]:
         """Return the phases that all methods share."""
         if self.distils:
             return quickdrop.training(self.hyper)
-        return [fedavg.phase("train", self.hyper.train, View("real"), TRAINED)]
+        return [fedavg.phase("train", self.hyper.train, View("real"), TRAINED, self.hyper.server)]
 
     def phases(
         self, method: str, federation: FederationPlan, request: UnlearningRequest, history: History = UNKNOWN
@@ -73,7 +80,7 @@ class SweepPoint:
 
         In a sequence nothing is relearned, since the next request builds on what was forgotten.
         """
-        found: list[Phase] = METHODS[method].load().phases(self.hyper, self.hyper.methods.get(method), request, history)
+        found = _phases_of(self.job.methods_by_name[method], self.hyper, request, history)
         skipped = {"relearn"} if self.job.sequence else set()
         return [p for p in found if p.name not in skipped and p.stage.rounds and self.sizes(p, federation).any()]
 
@@ -171,7 +178,7 @@ class Plan:
         found = [
             (point, federation, method, request)
             for point, federation in self.federations()
-            for method in point.job.methods
+            for method in point.job.methods_by_name
             for request in federation.requests
         ]
         return [Task(*each, index=index) for index, each in enumerate(found)]
@@ -196,11 +203,7 @@ def build_plan(job: Job, dataset: Dataset) -> Plan:
 
 
 def _plan_point(label: str, job: Job, dataset: Dataset, splits: dict[str, Partition]) -> SweepPoint:
-    channels, size, _ = dataset.train_images.shape[1:]
-    model = ConvNet(channels, size, dataset.num_classes, job.model.width, job.model.depth)
-    if model.feature_size < 1:
-        deepest = int(np.log2(size + 2 * model.first_padding - 2))
-        raise BadInput("model.depth", job.model.depth, f"{size}x{size} images allow a depth of {deepest} at most")
+    model = _network(job, dataset)
     plans = []
     for seed in job.seeds:
         wanted = f"{seed} {job.partition!r}"
@@ -209,7 +212,72 @@ def _plan_point(label: str, job: Job, dataset: Dataset, splits: dict[str, Partit
         split = splits[wanted]
         labels = tuple(dataset.train_labels[rows] for rows in split.indices)
         plans.append(FederationPlan(seed, split, labels, _resolve_requests(job, split, seed)))
-    return SweepPoint(label, job, job.hyperparameters(dataset.num_classes), model, tuple(plans))
+    return SweepPoint(label, job, job.hyperparameters(model), model, tuple(plans))
+
+
+def _network(job: Job, dataset: Dataset) -> Model:
+    """Return the network for these images; refuse one that cannot take them, or that a method cannot work with."""
+    channels, size, _ = dataset.train_images.shape[1:]
+    wanted = job.model
+    found: Model
+    if wanted.kind == CONVNET:
+        autograd = wanted.gradients == "autograd"
+        found = ConvNet(channels, size, dataset.num_classes, wanted.width, wanted.depth, autograd)
+        if found.feature_size < 1:
+            deepest = int(np.log2(size + 2 * found.first_padding - 2))
+            raise BadInput("model.depth", wanted.depth, f"{size}x{size} images allow a depth of {deepest} at most")
+    else:
+        options = json.dumps(wanted.options, sort_keys=True)
+        distils = any(method.uses_synthetic for method in job.methods_by_name.values())
+        model = ModuleModel(wanted.kind, channels, size, dataset.num_classes, options)
+        found = checked_model(model, distils=distils)
+    for name, method in job.methods_by_name.items():
+        reason = getattr(method.load(), "refuses", lambda model: None)(found)
+        if reason:
+            why = f"{method.title} cannot serve it: {reason}"
+            raise BadInput("model.kind", wanted.kind, f"{why}; leave {name} out of methods")
+    return found
+
+
+def _phases_of(method: Method, hyper: Hyperparameters, request: UnlearningRequest, history: History) -> list[Phase]:
+    """Ask a method for its phases; what one from outside returns is checked before anything runs."""
+    phases = method.load().phases
+    if method.name in METHODS:
+        return list(phases(hyper, hyper.methods.get(method.name), request, history))
+    try:
+        found = phases(hyper, hyper.methods.get(method.name), request, history)
+    except QdsimError:
+        raise
+    except Exception as error:  # whatever its own code raises
+        raise BadInput("methods", method.name, f"its phases() fails: {plugins.in_a_line(error)}") from None
+    if not isinstance(found, list | tuple) or not all(isinstance(phase, Phase) for phase in found) or not found:
+        what = repr(found)
+        if isinstance(found, list | tuple):
+            what = f"a list of {', '.join(sorted({type(phase).__name__ for phase in found})) or 'nothing'}"
+        raise BadInput("methods", method.name, f"its phases() returned {what[:80]}; wanted is a list of Phase")
+    for phase in found:
+        _check_phase(method, phase)
+    names = [phase.name for phase in found]
+    if len(set(names)) < len(names):
+        raise BadInput("methods", method.name, f"its phases are {', '.join(names)}: each name may stand once")
+    return list(found)
+
+
+def _check_phase(method: Method, phase: Phase) -> None:
+    """Refuse a phase whose name the tables do not know, or whose functions cannot be called as the round loop does."""
+    if phase.name not in REQUEST_PHASES:
+        allowed = ", ".join(REQUEST_PHASES)
+        raise BadInput("methods", method.name, f"a phase is named {phase.name!r}; allowed: {allowed}")
+    calls: dict[str, tuple[tuple[None, ...], dict[str, None]]] = {
+        "client_step": ((None, None), {"ctx": None, "compute": None}),
+        "server_step": ((None, None, None), {}),
+        "select": ((None, None), {}),
+    }
+    for name, (positional, keywords) in calls.items():
+        try:
+            inspect.signature(getattr(phase, name)).bind(*positional, **keywords)
+        except TypeError as error:
+            raise BadInput("methods", method.name, f"the {name} of its phase {phase.name}: {error}") from None
 
 
 def _check_requests(job: Job, dataset: Dataset) -> None:

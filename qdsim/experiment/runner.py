@@ -7,7 +7,6 @@ from typing import Any
 
 from qdsim import seeds
 from qdsim.algorithms.history import History
-from qdsim.algorithms.methods import METHODS
 from qdsim.algorithms.phase import Phase
 from qdsim.experiment import gallery, rows
 from qdsim.experiment.checkpoint import Checkpoint, Commit
@@ -16,12 +15,13 @@ from qdsim.experiment.plan import SHARED, Plan, Task, training_task
 from qdsim.experiment.progress import Event, Notice, Row
 from qdsim.experiment.resume import Action, Continue, Outputs, Skip, is_served, plan_request, plan_training
 from qdsim.experiment.trained import Rows, Trained, TrainedStore, check_same_training, description
-from qdsim.federation import evaluation, membership
+from qdsim.federation import attacks, evaluation, membership
 from qdsim.federation.client_host import Shard
 from qdsim.federation.client_states import state_file
 from qdsim.federation.executor import Executor
 from qdsim.federation.rounds import run_phase
 from qdsim.models import params as P
+from qdsim.models.model import Model, check_params
 from qdsim.models.params import Params
 from qdsim.store import arrays, lock, run_directory
 from qdsim.store.run_directory import START_ANEW, TableWriter
@@ -89,7 +89,7 @@ class Experiment:
         device = self._executor.device
         described = [description(self._plan, training, phases[: n + 1], device) for n in range(len(phases))]
         check_same_training(self._models / f"{run_directory.file_name(training.key().part)}.json", described[-1])
-        trained, stored_phases = self._find_stored(described, len(shards))
+        trained, stored_phases = self._find_stored(described, point.model, len(shards))
         if trained is None:
             trained = Trained(self._initial_params(training, request="", phase="train"), History(), {})
         self._copy_rows(training, phases[:stored_phases], trained.rows)
@@ -114,6 +114,7 @@ class Experiment:
                 record,
                 run_seed=federation.seed,
                 first_round=record.first_round,
+                server_state=record.server_state,
                 history=record.recorded_history,
             )
             record.finish()
@@ -123,10 +124,10 @@ class Experiment:
             self._write_gallery(training, trained.rows["rounds"][-1])
         return trained
 
-    def _find_stored(self, described: list[dict[str, Any]], clients: int) -> tuple[Trained | None, int]:
+    def _find_stored(self, described: list[dict[str, Any]], model: Model, clients: int) -> tuple[Trained | None, int]:
         """Return the furthest state that is stored, and how many phases it has behind it."""
         for stored_phases in range(len(described), 0, -1):
-            trained = self._store.load(described[stored_phases - 1], self._executor, clients)
+            trained = self._store.load(described[stored_phases - 1], model, self._executor, clients)
             if trained is not None:
                 return trained, stored_phases
         return None, 0
@@ -253,6 +254,7 @@ class Experiment:
                 run_seed=task.federation.seed,
                 request=task.request.label,
                 first_round=record.first_round,
+                server_state=record.server_state,
             )
             before, row = record.finish()
             if not relearns:
@@ -281,7 +283,8 @@ class Experiment:
     def _attack_parts(self, task: Task) -> list[str]:
         """Return the names of the parts that membership inference writes: after the last phase that forgets."""
         forgetting = [task.key(phase.name) for phase in task.phases() if phase.name != "relearn"]
-        return [f"{key.part}-{name}" for key in forgetting[-1:] for name in task.point.job.membership]
+        names = [attacks.find(name).name for name in task.point.job.membership]
+        return [f"{key.part}-{name}" for key in forgetting[-1:] for name in names]
 
     def _attack(self, task: Task, params: Params, last_row: Row | None) -> None:
         """Write what membership inference finds in the model that has unlearned, unless it is written."""
@@ -307,7 +310,7 @@ class Experiment:
         """Return the model that a served request has left."""
         path = self._model_path(task)
         stored = P.from_numpy(arrays.read(path, SERVE_AGAIN))
-        return task.point.model.checked(stored, path, SERVE_AGAIN)
+        return check_params(task.point.model, stored, path, SERVE_AGAIN)
 
     def _model_path(self, task: Task) -> StoragePath:
         return self._models / f"{run_directory.file_name(task.key().part)}.npz"
@@ -331,13 +334,14 @@ class Experiment:
     def _storage(self, task: Task, history: History) -> tuple[int, int]:
         """Return what the method keeps for unlearning: measured, and by the accounting of its paper."""
         point = task.point
-        if point.distils if task.method == SHARED else METHODS[task.method].uses_synthetic:
+        method = None if task.method == SHARED else point.job.methods_by_name[task.method]
+        if point.distils if method is None else method.uses_synthetic:
             counts = task.federation.partition.synthetic_counts(point.hyper.synthetic.scale)
             measured = sum(self._executor.broadcast("storage_bytes"))
             return measured, int(counts.sum()) * point.model.channels * point.model.size**2
-        if task.method == SHARED:
+        if method is None:
             return 0, 0
-        stored = getattr(METHODS[task.method].load(), "storage_bytes", None)
+        stored = getattr(method.load(), "storage_bytes", None)
         settings = point.hyper.methods.get(task.method)
         return stored(point.hyper, settings, task.request, history) if stored else (0, 0)
 

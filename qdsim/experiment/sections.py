@@ -8,9 +8,21 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
+from qdsim import plugins
+from qdsim.models.kinds import CONVNET, NETWORKS, TORCHVISION
 from qdsim.models.numerics import Numerics
 from qdsim.ranges import NotNegative, Positive, Rate
 
@@ -65,7 +77,8 @@ class DataSection(Section):
 
     dataset: str = "digits"
     """``digits`` (needs no download), ``mnist``, ``fashion_mnist``, ``cifar10``, ``cifar100``, ``svhn``,
-    ``svhn+extra``, ``parquet:DIR`` (Hugging Face layout) or ``folder:DIR`` (``train/`` and ``test/``)."""
+    ``svhn+extra``, ``parquet:DIR`` (Hugging Face layout), ``folder:DIR`` (``train/`` and ``test/``) or
+    ``package.module:reader``: a function of ``data.root`` that returns the four arrays."""
     root: str = Field(default_factory=lambda: os.environ.get("QDSIM_DATA_ROOT", "data"))
     """Where data sets lie; ``$QDSIM_DATA_ROOT``, else ``data``."""
     verify: bool = True
@@ -92,12 +105,35 @@ class PartitionSection(Section):
 
 
 class ModelSection(Section):
-    """The ConvNet [W, N, A, P] x D."""
+    """The network; by default the paper's ConvNet [W, N, A, P] x D."""
 
+    kind: str = CONVNET
+    """``convnet``, ``mlp``, ``lenet``, ``resnet`` (CIFAR's, with group normalisation), ``torchvision:NAME`` (with group
+    normalisation where it takes one), or ``package.module:factory``: a function of ``channels``, ``size`` and
+    ``num_classes`` that returns a ``torch.nn.Module``."""
     width: Annotated[int, Field(ge=1, le=4096)] = 128
-    """W."""
+    """W of the ConvNet; other networks have ``options`` of their own."""
     depth: Annotated[int, Field(ge=1, le=16)] = 3
-    """D."""
+    """D of the ConvNet; other networks have ``options`` of their own."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of the other networks' factories, for example ``{width = 16, depth = 20}`` of ``resnet``."""
+    gradients: Literal["auto", "autograd"] = "auto"
+    """``auto``: the ConvNet's derivatives written out, autograd for every other network. ``autograd`` for the ConvNet,
+    too: the same up to rounding, and slower."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind in (CONVNET, *NETWORKS) or kind.startswith(TORCHVISION) or plugins.reference_of("network", kind):
+            return kind
+        own = [CONVNET, *NETWORKS, f"{TORCHVISION}NAME", *plugins.declared("network")]
+        raise ValueError(f"allowed: {', '.join(own)}, package.module:factory")
+
+    @model_validator(mode="after")
+    def _of_the_kind(self) -> "ModelSection":
+        if self.kind == CONVNET and self.options:
+            raise ValueError("convnet has no options; it has model.width and model.depth")
+        return self
 
 
 def _ray_can_count_it(fraction: float) -> float:

@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 
 from qdsim.algorithms.history import History
 from qdsim.algorithms.phase import Phase
+from qdsim.algorithms.server import MEAN
 from qdsim.errors import BadInput
 from qdsim.experiment.plan import Plan, Task
 from qdsim.federation.executor import Executor
 from qdsim.models import params as P
-from qdsim.models.convnet import ConvNet
+from qdsim.models.model import Model, check_params
 from qdsim.models.params import Params
 from qdsim.store import arrays, run_directory, storage, tables
 from qdsim.store.storage import StoragePath
@@ -54,13 +55,16 @@ def description(plan: Plan, training: Task, phases: list[Phase], device: str) ->
         del synthetic["gallery"]
     if synthetic is not None and not any(phase.name == "finetune" for phase in phases):
         synthetic["finetune"] = 0
+    train = asdict(point.hyper.train)
+    if not train["proximal"]:
+        del train["proximal"]
     return {
         "version": VERSION,
         "seed": federation.seed,
         "data": plan.data_sha256,
         "partition": federation.partition.sha256,
-        "model": asdict(point.model),
-        "train": asdict(point.hyper.train),
+        "model": point.model.describe(),
+        "train": train,
         "synthetic": synthetic,
         "device": device,
         "threads": cluster.threads,
@@ -69,6 +73,7 @@ def description(plan: Plan, training: Task, phases: list[Phase], device: str) ->
         **({"precision": cluster.precision} if cluster.precision != "float32" else {}),
         **({"compile": True} if cluster.compile else {}),
         **({"winograd": cluster.winograd} if cluster.winograd != "matching" else {}),
+        **({"server": asdict(point.hyper.server)} if point.hyper.server != MEAN else {}),
     }
 
 
@@ -101,7 +106,7 @@ class TrainedStore:
         text = json.dumps(described, sort_keys=True)
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def load(self, described: dict[str, Any], executor: Executor, clients: int) -> Trained | None:
+    def load(self, described: dict[str, Any], model: Model, executor: Executor, clients: int) -> Trained | None:
         """Return the state if it is there and every node can access it; the owners read their clients' sets."""
         path = self.path(described)
         if not (path / "state.json").exists() or not all(executor.broadcast("can_access", path)):
@@ -110,7 +115,7 @@ class TrainedStore:
             if json.loads((path / "state.json").read_text(encoding="utf-8")) != json.loads(json.dumps(described)):
                 raise ValueError("state.json describes another training")
             params = P.from_numpy(arrays.read(path / "params.npz", FIX))
-            ConvNet(**described["model"]).checked(params, path / "params.npz", FIX)
+            check_params(model, params, path / "params.npz", FIX)
             history = History.from_arrays(arrays.read(path / "history.npz", FIX))
             stored = storage.inside(path / "tables", "[!.]*.parquet")
             rows = {file.stem: run_directory.read_part(file, file.stem).to_pylist() for file in stored}

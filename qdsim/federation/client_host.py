@@ -21,7 +21,7 @@ from qdsim.federation import measures
 from qdsim.federation.client_states import state_file, tag, trained_file
 from qdsim.federation.measures import Counts
 from qdsim.models.compute import Compute
-from qdsim.models.convnet import ConvNet
+from qdsim.models.model import Model
 from qdsim.models.params import Params
 from qdsim.store import arrays, storage
 from qdsim.store.storage import StoragePath
@@ -118,9 +118,7 @@ class ClientHost:
         self._node_id, self._gpu_id = node_id, gpu_id
         self._clients: dict[int, ClientState] = {}
 
-    def assign_clients(
-        self, model: ConvNet, run_seed: int, shards: list[Shard], synthetic: Distillation | None
-    ) -> None:
+    def assign_clients(self, model: Model, run_seed: int, shards: list[Shard], synthetic: Distillation | None) -> None:
         """Take over its own among a federation's clients, as they are before training; drop all earlier ones."""
         self._compute = replace(self._compute, model=model)
         self._clients = {}
@@ -136,7 +134,7 @@ class ClientHost:
 
     def warm_up(self) -> None:
         """Do what the first step would have to wait for."""
-        self._compute.warm_up()
+        self._compute.gradients.warm_up()
 
     def step(
         self,

@@ -14,7 +14,6 @@ from qdsim.data.clients import ClientState, normalize
 from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models.compute import Compute
-from qdsim.models.fast import derivatives
 from qdsim.models.params import Params
 
 BATCH = 100
@@ -58,7 +57,7 @@ def _logits(
         piece = slice(start, start + BATCH)
         batch = torch.from_numpy(pool[rows[piece]]).to(compute.device)
         images = normalize(batch, normalization, dtype)
-        yield piece, derivatives.forward(compute.model, theta, images, keep=False).logits
+        yield piece, compute.gradients.logits(theta, images)
 
 
 def count_correct(

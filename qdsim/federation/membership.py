@@ -27,10 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qdsim import seeds
+from qdsim import plugins, seeds
 from qdsim.data.forgetting import UnlearningRequest, View
+from qdsim.errors import BadInput
 from qdsim.federation import evaluation
-from qdsim.federation.attacks import ATTACKS, ENTROPY_SVM, LOSS_THRESHOLD, Attack
+from qdsim.federation.attacks import ENTROPY_SVM, LOSS_THRESHOLD, Attack, find
 from qdsim.federation.executor import Executor
 from qdsim.federation.measures import FEATURES
 from qdsim.models.params import Params
@@ -96,7 +97,7 @@ def attack(
     sizes = sample_sizes(name, len(inside), len(outside), len(forget), len(of_class))
     if min(sizes.members, sizes.others) < FEWEST or not sizes.forget:
         return []
-    rng = seeds.numpy_generator(run_seed, ATTACKS[name].seed_purpose, request=request.label)
+    rng = seeds.numpy_generator(run_seed, find(name).seed_purpose, request=request.label)
 
     def of_clients(candidates: np.ndarray, count: int) -> np.ndarray:
         chosen = candidates[np.sort(rng.choice(len(candidates), count, replace=False))]
@@ -136,7 +137,21 @@ def sample_sizes(attack: str, members: int, others: int, forget: int, forget_oth
 
 def run(attack: str, features: AttackFeatures) -> list[Row]:
     """Attack, and return a row for each subset."""
-    return (_entropy_svm if attack == ENTROPY_SVM.name else _loss_threshold)(features)
+    found = find(attack)
+    if found.judge is None:
+        return (_entropy_svm if attack == ENTROPY_SVM.name else _loss_threshold)(features)
+    try:
+        return [_checked_row(found, row) for row in found.judge(features)]
+    except Exception as error:  # whatever the attack's own code raises
+        raise BadInput("membership", attack, f"its judge fails: {plugins.in_a_line(error)}") from None
+
+
+def _checked_row(attack: Attack, row: Row) -> Row:
+    """Return a row of an attack from outside as the table has it."""
+    if row["subset"] not in ("forget", "retain"):
+        raise ValueError(f"a row's subset is {row['subset']!r}; allowed: forget, retain")
+    numbers = {name: float(row[name]) for name in ("member_rate", "auc", "tpr_at_1pct_fpr")}  # type: ignore[arg-type]
+    return {"attack": attack.name, "subset": row["subset"], **numbers}
 
 
 def _entropy_svm(features: AttackFeatures) -> list[Row]:

@@ -7,8 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from qdsim.algorithms import server
 from qdsim.algorithms.history import History
 from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext
+from qdsim.errors import BadInput
 from qdsim.federation.evaluation import PendingEvaluation
 from qdsim.federation.executor import Call, Executor, Future
 from qdsim.models import params as P
@@ -21,6 +23,8 @@ class Round:
 
     number: int
     params: Params
+    server_state: Params
+    """What the server's rule remembers after it."""
     updates: list[ClientUpdate]
     """Without their deltas: these are gone once they are summed."""
     expected: int
@@ -56,14 +60,17 @@ def run_phase(
     run_seed: int,
     request: str = "",
     first_round: int = 1,
+    server_state: Params | None = None,
     history: History | None = None,
 ) -> Params:
     """Run the rounds of a phase and return the global model; ``sizes`` are the |Z_i|, ``request`` is its label.
 
-    ``history`` records the updates. A round's evaluation and commit overlap the next round's steps, unless a rule may
-    end the phase first or nothing here can overlap.
+    ``server_state`` is what the server's rule remembers of the rounds before the first; ``history`` records the
+    updates. A round's evaluation and commit overlap the next round's steps, unless a rule may end the phase first or
+    nothing here can overlap.
     """
     pending: Round | None = None
+    state = server_state or {}
     for number in range(first_round, phase.stage.rounds + 1):
         began_s = time.perf_counter()
         ctx = RoundContext(run_seed, request, phase.name, number)
@@ -81,13 +88,18 @@ def run_phase(
             observer.commit(pending)  # the clients are at work meanwhile
         committed_s = time.perf_counter()
         updates = _Updates(participants, steps, ctx, history)
-        params = phase.server_step(params, iter(updates), ctx)
+        proposed = phase.server_step(params, iter(updates), ctx)
+        if not isinstance(proposed, dict) or proposed.keys() != params.keys():
+            wanted = "a server step returns the model's parameters, all of them and no other"
+            raise BadInput(f"{phase.name}.server_step", type(proposed).__name__, wanted)
+        params, state = server.step(phase.server, params, proposed, state)
         ended_s = time.perf_counter()
         busy_s = executor.least_time_s([*steps.values()])
         added_s = executor.least_time_s([*steps.values(), *beside]) - busy_s
         pending = Round(
             number=number,
             params=params,
+            server_state=state,
             updates=updates.kept,
             expected=len(participants),
             bytes_down=len(participants) * P.size_bytes(params),

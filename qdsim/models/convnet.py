@@ -10,13 +10,14 @@ gradients of gradients need no module state.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qdsim.errors import BadInput
+from qdsim.models.model import PrunableLayer
 from qdsim.models.params import Params
 
 NORM_EPS = 1e-5
@@ -36,6 +37,8 @@ class ConvNet:
     """W, filters per convolution."""
     depth: int = 3
     """D, number of blocks."""
+    autograd: bool = False
+    """Take autograd's gradients instead of those written out in ``fast/``: equal up to rounding, and slower."""
 
     @property
     def first_padding(self) -> int:
@@ -63,6 +66,25 @@ class ConvNet:
             inputs = self.width
         return total + 2 * self.num_classes * self.width * self.feature_size**2
 
+    @property
+    def activation_bytes(self) -> int:
+        """What one image's feature maps take in float32, once over."""
+        first = self.size + 2 * self.first_padding - 2
+        return 4 * self.width * sum((first >> block) ** 2 for block in range(self.depth))
+
+    @property
+    def prunable(self) -> tuple[PrunableLayer, ...]:
+        """Every block: a zeroed filter alone would not silence its channel, since normalisation turns it into β."""
+        of_channel = ("conv{}.weight", "conv{}.bias", "norm{}.weight", "norm{}.bias")
+        return tuple(PrunableLayer(tuple(name.format(block) for name in of_channel)) for block in range(self.depth))
+
+    def describe(self) -> dict[str, Any]:
+        """Return its shape; autograd is named where it is asked for."""
+        found = asdict(self)
+        if not self.autograd:
+            del found["autograd"]
+        return found
+
     def init(self, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Params:
         """Draw θ_0 as PyTorch's own layers do: uniform in ±1/sqrt(fan_in), γ = 1, β = 0."""
 
@@ -84,23 +106,17 @@ class ConvNet:
         params["linear.bias"] = uniform(self.num_classes, fan_in=features)
         return params
 
-    def checked(self, params: Params, source: object, fix: str) -> Params:
-        """Return the parameters if they are this network's; else name where they came from and what is wrong."""
-        expected = {name: tuple(tensor.shape) for name, tensor in self.init(torch.Generator()).items()}
-        found = {name: tuple(tensor.shape) for name, tensor in params.items()}
-        odd = [name for name in expected | found if expected.get(name) != found.get(name)]
-        if odd:
-            shapes = f"{odd[0]} is {found.get(odd[0], 'not there')}, here {expected.get(odd[0], 'unknown')}"
-            raise BadInput("file", str(source), f"holds another model: {shapes}; {fix}")
-        return params
-
     def forward(self, params: Params, images: Tensor) -> Tensor:
         """Return logits (n, num_classes) for normalised images (n, c, h, w)."""
+        return F.linear(self.features(params, images), params["linear.weight"], params["linear.bias"])
+
+    def features(self, params: Params, images: Tensor) -> Tensor:
+        """Return what the classifier sees, (n, features)."""
         x = images
         for block in range(self.depth):
             _, activated = self._block(params, x, block)
             x = F.avg_pool2d(activated, 2)
-        return F.linear(x.flatten(1), params["linear.weight"], params["linear.bias"])
+        return x.flatten(1)
 
     def activity(self, params: Params, images: Tensor, hook: str) -> tuple[Tensor, list[Tensor]]:
         """Return the logits, and for each block the mean activity of every channel (n, width).

@@ -33,6 +33,11 @@ def step_(params: Params, gradient: Params, scale: float) -> None:
     torch._foreach_add_(list(params.values()), [gradient[name] for name in params], alpha=scale)
 
 
+def pull_(params: Params, anchor: Params, share: float) -> None:
+    """In place: params += share * (anchor - params)."""
+    torch._foreach_lerp_(list(params.values()), [anchor[name] for name in params], share)
+
+
 class WeightedSum:
     """Σ w_i Δ_i in float64, in the order given: one sum and one update are all that is in memory at a time."""
 

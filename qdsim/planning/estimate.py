@@ -10,7 +10,6 @@ from qdsim.algorithms import distillation
 from qdsim.algorithms.phase import Phase
 from qdsim.experiment.plan import MATCHED_IMAGE_COST, FederationPlan, Plan, SweepPoint, Task, training_task
 from qdsim.models.compute import CPU_MICRO_BATCH, WHOLE_BATCH
-from qdsim.models.convnet import ConvNet
 from qdsim.planning.layout import Layout, Node, lay_out
 
 PROCESS_BYTES = 350 * 2**20
@@ -66,12 +65,6 @@ class PhaseTime:
     wall_s: float
 
 
-def activation_bytes(model: ConvNet) -> int:
-    """Return what one image's feature maps take, once over."""
-    first = model.size + 2 * model.first_padding - 2
-    return FLOAT_BYTES * model.width * sum((first >> block) ** 2 for block in range(model.depth))
-
-
 def actor_bytes(plan: Plan, packed: int) -> int:
     """Return the memory that an actor with so many clients is expected to take; images are shared, and not in it."""
     return PROCESS_BYTES + _working_bytes(plan, packed, CPU_MICRO_BATCH)
@@ -89,7 +82,7 @@ def _working_bytes(plan: Plan, packed: int, micro_batch: int) -> int:
         hyper, wanted = point.hyper, point.job.cluster.micro_batch
         largest = max(stage.batch_size for stage in (hyper.train, hyper.unlearn, hyper.recover, hyper.relearn))
         batch = min(wanted if isinstance(wanted, int) else micro_batch, largest)
-        step = ACTIVATION_COPIES * activation_bytes(point.model) * batch + MODEL_COPIES * model_bytes(point)
+        step = ACTIVATION_COPIES * point.model.activation_bytes * batch + MODEL_COPIES * model_bytes(point)
         share = min(1.0, packed / len(federation.labels))
         most = max(most, step + int(share * synthetic_bytes(point, federation)))
     return most

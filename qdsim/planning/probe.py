@@ -18,7 +18,7 @@ from qdsim.data.forgetting import View
 from qdsim.experiment.plan import Plan
 from qdsim.federation.client_host import ClientHost, Images, Shard, keep_freed_memory, use_threads
 from qdsim.models.compute import make_compute
-from qdsim.models.convnet import ConvNet
+from qdsim.models.model import Model
 from qdsim.models.numerics import Numerics
 from qdsim.planning.estimate import Costs
 
@@ -32,7 +32,7 @@ SEED = 0
 class ProbeClient:
     """What a probe works with: the network, its settings, and the labels of one client. The images are noise."""
 
-    model: ConvNet
+    model: Model
     hyper: Hyperparameters
     distils: bool
     labels: np.ndarray

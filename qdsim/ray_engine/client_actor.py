@@ -13,7 +13,7 @@ from qdsim.federation.chaos import Fault
 from qdsim.federation.client_host import ClientHost, Images, device_of, keep_freed_memory, limit_memory, use_threads
 from qdsim.models import params as P
 from qdsim.models.compute import make_compute
-from qdsim.models.convnet import ConvNet
+from qdsim.models.model import Model
 from qdsim.models.numerics import Numerics
 from qdsim.models.params import PackedParams
 
@@ -38,7 +38,7 @@ class ClientActor:
         test: np.ndarray,
         test_labels: np.ndarray,
         normalization: Normalization,
-        model: ConvNet,
+        model: Model,
         numerics: Numerics,
         client_ids: tuple[int, ...],
         gpu_share: float,

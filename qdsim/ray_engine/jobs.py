@@ -1,7 +1,8 @@
 """Jobs on a cluster over HTTP: packed here, run there, followed and stopped from here, through Ray's job server.
 
-The cluster runs the code that lies here: the package is sent with the job file, and nothing else is: no data, no
-runs, no token. Only ``python -m qdsim run`` on the head computes anything.
+The cluster runs the code that lies here: the package is sent with the job file and the packages that the job names
+methods and networks from, and nothing else is: no data, no runs, no token. Only ``python -m qdsim run`` on the head
+computes anything.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
+from qdsim import plugins
 from qdsim.errors import BadInput, CannotPlace, CannotReach
 from qdsim.ray_engine import environment
 
@@ -43,10 +45,15 @@ class Ended:
     exit_code: int
 
 
-def pack(job: Path, into: Path) -> tuple[str, int, int]:
-    """Copy the job file and this package into a folder; return the job's name there, the number of files, the bytes."""
+def pack(job: Path, into: Path, outside: Iterable[tuple[str, str]] = ()) -> tuple[str, int, int]:
+    """Copy the job file and this package into a folder; return the job's name there, the number of files, the bytes.
+
+    ``outside``: what the job names from other packages, as :meth:`qdsim.experiment.config.Job.outside` returns it;
+    these packages are copied, too, but not what they import from elsewhere.
+    """
     package = Path(__file__).parent.parent
     shutil.copytree(package, into / package.name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    plugins.copy_packages(outside, into)
     (into / "jobs").mkdir()
     shutil.copy(job, into / "jobs" / job.name)
     sizes = [path.stat().st_size for path in into.rglob("*") if path.is_file()]
@@ -66,10 +73,16 @@ class JobServer:
         with self._asking():
             self._client = JobSubmissionClient(self.address)
 
-    def submit(self, job: Path, arguments: Sequence[str], say: Callable[[str], None]) -> str:
+    def submit(
+        self,
+        job: Path,
+        arguments: Sequence[str],
+        say: Callable[[str], None],
+        outside: Iterable[tuple[str, str]] = (),
+    ) -> str:
         """Send the job and the code; return the submission's id. The command's log is the job's log."""
         with tempfile.TemporaryDirectory(prefix="qdsim-") as folder:
-            name, files, size = pack(job, Path(folder))
+            name, files, size = pack(job, Path(folder), outside)
             say(f"sending {job} and the code that lies here: {files} files, {size / 1e3:.0f} kB")
             command = ["python", "-m", "qdsim", "run", name, "--address", "auto", *arguments]
             # seen by everybody who may see the job: nothing secret belongs here

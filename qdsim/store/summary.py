@@ -167,5 +167,5 @@ def method_titles(run_dir: StoragePath) -> dict[str, str]:
     """Return the methods' names as the paper writes them, in the order of the job."""
     manifest = read_manifest(run_dir)
     methods = manifest.get("methods") or {}
-    order = (manifest.get("config") or {}).get("methods") or list(methods)
+    order = manifest.get("method_names") or (manifest.get("config") or {}).get("methods") or list(methods)
     return {"shared": "before", **{name: methods.get(name, {}).get("title", name) for name in order}}

@@ -3,10 +3,12 @@
 import numpy as np
 import torch
 
+from qdsim.algorithms import server
 from qdsim.algorithms.history import History
 from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext
 from qdsim.data.clients import ClientState
 from qdsim.data.forgetting import ForgetSet, UnlearningRequest
+from qdsim.models.compute import Compute
 from qdsim.models.params import Params
 from tests.conftest import make_client, make_compute
 
@@ -38,22 +40,25 @@ def run(
     request: UnlearningRequest = NOBODY,
     history: History | None = None,
     seen: list[ClientUpdate] | None = None,
+    compute: Compute = COMPUTE,
+    owned: dict[int, ClientState] | None = None,
 ) -> Params:
-    """Run a phase's rounds; record updates into ``history`` and list them in ``seen``."""
-    owned = clients()
+    """Run a phase's rounds; record updates into ``history``, list them in ``seen``; ``owned`` clients change."""
+    owned = clients() if owned is None else owned
+    state: Params = {}
     sizes = phase.view.sizes(counts(), counts())
     label = "" if phase.name == "train" else request.label
     for number in range(1, phase.stage.rounds + 1):
         ctx = RoundContext(0, label, phase.name, number)
         updates = []
         for i in phase.select(sizes, ctx):
-            _, update = phase.client_step(owned[i], params, ctx=ctx, compute=COMPUTE)
+            owned[i], update = phase.client_step(owned[i], params, ctx=ctx, compute=compute)
             updates.append(update)
             if history is not None:
                 history.record(number, i, update.num_samples, update.delta)
         if seen is not None:
             seen.extend(updates)
-        params = phase.server_step(params, updates, ctx)
+        params, state = server.step(phase.server, params, phase.server_step(params, updates, ctx), state)
     return params
 
 

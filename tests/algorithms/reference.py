@@ -1,15 +1,19 @@
-"""What ``qdsim.derivatives`` writes out, left to autograd: the definitions, slow and plain."""
+"""What ``qdsim.models`` differentiates, left to autograd: the definitions, slow and plain."""
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qdsim.algorithms.distillation import DISTANCE_EPS
-from qdsim.models.convnet import ConvNet
+from qdsim.algorithms.distillation import DISTANCE_EPS, towards
+from qdsim.algorithms.local_sgd import cross_entropy
+from qdsim.models.compute import Compute
+from qdsim.models.model import Model
 from qdsim.models.params import Params
 
 
-def gradient(model: ConvNet, params: Params, images: Tensor, labels: Tensor) -> tuple[Tensor, Params]:
+def gradient(model: Model, params: Params, images: Tensor, labels: Tensor) -> tuple[Tensor, Params]:
     """The sum over samples of cross-entropy, and its gradient."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     loss = F.cross_entropy(model.forward(leaves, images), labels, reduction="sum")
@@ -28,7 +32,7 @@ def distance(synthetic: list[Tensor], real: list[Tensor]) -> Tensor:
     return total
 
 
-def pixel_gradient(model: ConvNet, params: Params, images: Tensor, label: int, real: Params) -> Tensor:
+def pixel_gradient(model: Model, params: Params, images: Tensor, label: int, real: Params) -> Tensor:
     """The gradient of d with respect to the images of one class, by a double backward."""
     matched = [name for name, tensor in params.items() if tensor.ndim >= 2]
     leaves = {name: tensor.detach().requires_grad_(name in matched) for name, tensor in params.items()}
@@ -37,3 +41,15 @@ def pixel_gradient(model: ConvNet, params: Params, images: Tensor, label: int, r
     loss = F.cross_entropy(model.forward(leaves, pixels), labels)
     found = torch.autograd.grad(loss, [leaves[name] for name in matched], create_graph=True)
     return torch.autograd.grad(distance(list(found), [real[name] for name in matched]), pixels)[0]
+
+
+def class_gradients(
+    compute: Compute, params: Params, images: Tensor, labels: Tensor, counts: list[int]
+) -> tuple[Tensor, Params, Params]:
+    """Loss, gradient and gradients by class of a batch that is sorted by class, as the simulator finds them."""
+    return compute.gradients.of_classes(params, images, labels, counts, cross_entropy)
+
+
+def pixel_gradients(compute: Compute, params: Params, images: Tensor, counts: dict[int, int], real: Params) -> Tensor:
+    """∇_S d for all classes of a batch, with the real gradients stacked, as the simulator finds it."""
+    return compute.gradients.of_pixels(params)(images, counts, partial(towards, real=real))

@@ -9,7 +9,7 @@ import torch
 from qdsim.algorithms import distillation
 from qdsim.algorithms.local_sgd import summed_gradient
 from qdsim.models import params as P
-from tests.algorithms.reference import distance
+from tests.algorithms.reference import distance, pixel_gradients
 from tests.algorithms.settings import PLAIN
 from tests.conftest import CTX, make_client, make_compute
 
@@ -84,7 +84,7 @@ def test_pixel_gradient_against_finite_differences():
         _, g = summed_gradient(compute, params, pixels, labels[:2])
         return distance([g[n] for n in matched], [real[n] for n in matched]).item()
 
-    gradient = distillation.pixel_gradients(compute, params, images[:2], {0: 2}, stacked(real))
+    gradient = pixel_gradients(compute, params, images[:2], {0: 2}, stacked(real))
     for at in ((0, 0, 3, 3), (1, 0, 0, 7), (1, 0, 5, 2)):
         up, down = images[:2].clone(), images[:2].clone()
         up[at] += 1e-5
@@ -121,9 +121,9 @@ def test_momentum_by_hand():
     _, real = summed_gradient(compute, params, images[3:], torch.zeros(3, dtype=torch.int64))
     pixels, velocity = images[:3].clone(), torch.zeros_like(images[:3])
     rows = np.array([0, 2])
-    g1 = distillation.pixel_gradients(compute, params, pixels[rows], {0: 2}, stacked(real))
+    g1 = pixel_gradients(compute, params, pixels[rows], {0: 2}, stacked(real))
     x1 = pixels[rows] - 0.1 * g1
-    g2 = distillation.pixel_gradients(compute, params, x1, {0: 2}, stacked(real))
+    g2 = pixel_gradients(compute, params, x1, {0: 2}, stacked(real))
     x2 = x1 - 0.1 * (0.5 * g1 + g2)
     distillation.match(compute, params, pixels, velocity, {0: rows}, stacked(real), replace(PLAIN, steps=2))
     torch.testing.assert_close(pixels[rows], x2)

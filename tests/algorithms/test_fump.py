@@ -16,6 +16,7 @@ from tests.algorithms.settings import FUMP, HYPER
 from tests.conftest import CTX
 
 TOP, BOTTOM = FUMP, replace(FUMP, side="bottom")
+LAYERS = COMPUTE.model.prunable
 PRUNE, RECOVER = fump.phases(HYPER, FUMP, CLASS_2, History())
 
 
@@ -92,8 +93,8 @@ def test_class_means_are_weighted_by_counts():
     together = [statistics(i, params) for i in (0, 1, 2)]
     pooled = {n: sum(u.delta[n] for u in together) for n in together[0].delta}
     one = replace(together[0], delta=pooled)
-    split = fump.prune(params, together, CTX, settings=TOP, target=2)
-    assert largest_difference(split, fump.prune(params, [one], CTX, settings=TOP, target=2)) == 0
+    split = fump.prune(params, together, CTX, layers=LAYERS, settings=TOP, target=2)
+    assert largest_difference(split, fump.prune(params, [one], CTX, layers=LAYERS, settings=TOP, target=2)) == 0
 
 
 def test_pruned_channels_are_silent_and_stay_so_through_three_rounds():
@@ -102,7 +103,7 @@ def test_pruned_channels_are_silent_and_stay_so_through_three_rounds():
     for block in range(2):
         params[f"norm{block}.bias"] += 0.5  # a shift that a bare zeroed filter would let through
     pruned = run(PRUNE, params, CLASS_2)
-    masks = fump.pruned(pruned)
+    masks = fump.pruned(pruned, LAYERS)
     assert sum(int(m.sum()) for m in masks) == 2
     assert all((pruned[f"norm{b}.{part}"][m] == 0).all() for b, m in enumerate(masks) for part in ("weight", "bias"))
     recover = replace(RECOVER, stage=replace(RECOVER.stage, rounds=3))
@@ -112,7 +113,7 @@ def test_pruned_channels_are_silent_and_stay_so_through_three_rounds():
     for block, activity in enumerate(COMPUTE.model.activity(after, images, "activation")[1]):
         assert (activity[:, masks[block]] == 0).all()
         assert (activity[:, ~masks[block]] != 0).any()
-    assert [m.tolist() for m in fump.pruned(after)] == [m.tolist() for m in masks]
+    assert [m.tolist() for m in fump.pruned(after, LAYERS)] == [m.tolist() for m in masks]
 
 
 def test_a_zeroed_filter_alone_would_not_be_silent():
@@ -129,8 +130,9 @@ def test_masks_hold_even_against_a_step_that_would_regrow_them():
     """hold() zeroes all four parts of a channel, on whatever it is given."""
     params = start()
     masks = [torch.tensor([True, False, False, False]), torch.zeros(4, dtype=torch.bool)]
-    held = fump.hold({name: tensor + 1 for name, tensor in params.items()}, masks)
-    assert all((held[name.format(0)][0] == 0).all() for name in fump.OF_CHANNEL)
+    held = fump.hold({name: tensor + 1 for name, tensor in params.items()}, LAYERS, masks)
+    assert LAYERS[0].tensors == ("conv0.weight", "conv0.bias", "norm0.weight", "norm0.bias")
+    assert all((held[name][0] == 0).all() for name in LAYERS[0].tensors)
     assert (held["conv0.weight"][1] == params["conv0.weight"][1] + 1).all()
 
 

@@ -14,11 +14,14 @@ from qdsim.api import display
 from qdsim.data import datasets, partition
 from qdsim.errors import BadInput
 from qdsim.experiment import config, plan
+from qdsim.models.convnet import ConvNet
 from qdsim.models.params import from_numpy, sha256
 from qdsim.store import arrays, summary
 from qdsim.store.run_directory import read_manifest
 from tests.runs import TINY, run, table
 
+LAYERS = ConvNet(1, 8, 10, width=4, depth=2).prunable
+"""Of the tiny job's network."""
 CLASS_METHODS = ["quickdrop", "retrain", "sga", "federaser", "fump"]
 
 
@@ -96,9 +99,9 @@ def test_data_sizes_are_those_of_the_methods(by_class):
 def test_pruned_channels_are_exactly_zero_in_the_stored_model(by_class):
     """The model that FU-MP leaves after recovery: 30 % of eight channels are two, all of whose parts are zero."""
     params = read_params(by_class / "models" / "seed-0-fump-class-9.npz")
-    assert sum(int(mask.sum()) for mask in fump.pruned(params)) == 2
+    assert sum(int(mask.sum()) for mask in fump.pruned(params, LAYERS)) == 2
     others = read_params(by_class / "models" / "seed-0-sga-class-9.npz")
-    assert sum(int(mask.sum()) for mask in fump.pruned(others)) == 0
+    assert sum(int(mask.sum()) for mask in fump.pruned(others, LAYERS)) == 0
 
 
 def test_each_task_leaves_the_model_that_has_forgotten(by_class):
@@ -172,7 +175,7 @@ def test_partial_participation_and_a_sequence_of_all_class_methods(tmp_path):
     for method in CLASS_METHODS:
         assert {request for m, request, _ in stages.index if m == method} == {"1:class:9", "2:class:3"}
     pruned = [
-        sum(int(mask.sum()) for mask in fump.pruned(read_params(found / "models" / f"seed-0-fump-{r}.npz")))
+        sum(int(mask.sum()) for mask in fump.pruned(read_params(found / "models" / f"seed-0-fump-{r}.npz"), LAYERS))
         for r in ("1-class-9", "2-class-3")
     ]
     assert pruned == [2, 4]  # two more for the second class

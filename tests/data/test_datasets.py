@@ -192,3 +192,15 @@ def test_real_cifar10_as_parquet(real_data_root):
     assert cifar.train_images.shape == (50000, 3, 32, 32)
     assert (np.bincount(cifar.train_labels) == 5000).all()
     assert (np.bincount(cifar.test_labels) == 1000).all()
+
+
+@pytest.mark.parametrize("made", [(6, 8, 8), (6, 1, 8, 8), (6, 8, 8, 3)])
+def test_images_lie_in_memory_as_in_a_new_array(made):
+    """Grey ones with a new axis, plain ones, and colours moved to the front: strides c·64, 64, 8, 1 in all."""
+    raw = np.arange(np.prod(made), dtype=np.uint8).reshape(made)
+    colours = raw.ndim == 4 and made[3] == 3
+    images = raw.transpose(0, 3, 1, 2) if colours else raw.reshape(6, 8, 8)[:, None] if raw.ndim == 3 else raw
+    found = datasets._in_plain_order(images)
+    channels = images.shape[1]
+    assert found.strides == (64 * channels, 64, 8, 1)
+    assert (found == images).all()

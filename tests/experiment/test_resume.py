@@ -45,7 +45,7 @@ def undisturbed(tmp_path_factory):
     return run(tmp_path_factory.mktemp("undisturbed"), **SETTINGS)
 
 
-def cut_off(out, monkeypatch, owner, name, after):
+def cut_off(out, monkeypatch, owner, name, after, settings=SETTINGS):
     """Run until a method of the writers has been called so many times, then raise out of it."""
     calls = [0]
     real = getattr(owner, name)
@@ -59,7 +59,7 @@ def cut_off(out, monkeypatch, owner, name, after):
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, counting)
         try:
-            run(out, **SETTINGS, resume=True)
+            run(out, **settings, resume=True)
         except Stopped:
             return True
     return False
@@ -72,6 +72,21 @@ def test_cut_off_before_a_commit(tmp_path, monkeypatch, undisturbed, after):
     resumed = run(tmp_path, **SETTINGS, resume=True)
     assert difference(undisturbed, resumed) is None
     assert not (resumed / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("kind", ["momentum", "yogi"])
+def test_what_the_servers_rule_remembers_is_committed(tmp_path, monkeypatch, kind):
+    """Cut off after round 2 of training and after the first round of retraining: equal to the run that was not.
+
+    It could not be if the state began anew: with the mean the models differ.
+    """
+    settings = {"methods": ["retrain"], "server": {"kind": kind, "lr": 0.1}}
+    whole = run(tmp_path / "whole", **settings)
+    for after in (2, 4):
+        assert cut_off(tmp_path / str(after), monkeypatch, Checkpoint, "save", after, settings)
+        assert difference(whole, run(tmp_path / str(after), **settings, resume=True)) is None
+    plain = run(tmp_path / "plain", methods=["retrain"])
+    assert set(table(plain, "rounds")["params_sha256"]).isdisjoint(table(whole, "rounds")["params_sha256"])
 
 
 @pytest.mark.parametrize("after", [9, 33])

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from qdsim.algorithms.distillation import group_by_size, match, pixel_gradients
-from qdsim.algorithms.local_sgd import class_gradients, micro_batches
+from qdsim.algorithms.distillation import group_by_size, match
 from qdsim.models.compute import Compute
 from qdsim.models.convnet import ConvNet
 from qdsim.models.fast import derivatives, winograd
+from qdsim.models.gradients import micro_batches
 from tests.algorithms import reference
+from tests.algorithms.reference import class_gradients, pixel_gradients
 from tests.algorithms.settings import PLAIN
 
 SHAPES = [(3, 32, 3), (1, 28, 3), (1, 8, 3), (2, 9, 2), (1, 6, 1)]
@@ -106,8 +107,8 @@ def test_winograds_convolutions_give_the_same(shape, monkeypatch):
     pixels = pixel_gradients(usual, params, images, counts, real)
     for where, same in (("always", False), ("matching", True)):
         tiled = replace(usual, winograd=where)
-        filters = tiled.tiled(params, matching=True)
-        done = tiled.forward(params, images, filters)
+        filters = tiled.gradients.tiled(params, matching=True)
+        done = tiled.gradients.forward(params, images, filters)
         assert (done.first is None) == (0 in done.blocks) == (shape[2] == 1)
         takes = [place > 0 and block.h.shape[2] % 4 == 0 for place, block in done.blocks.items()]
         assert [block.tiles is not None for block in done.blocks.values()] == takes
@@ -115,14 +116,14 @@ def test_winograds_convolutions_give_the_same(shape, monkeypatch):
         for name, tensor in total.items():
             torch.testing.assert_close(total_too[name], tensor, rtol=1e-8, atol=1e-11)
         assert same == all(torch.equal(total_too[name], tensor) for name, tensor in total.items()) or not done.first
-        found = pixel_gradients(tiled, params, images, counts, real, filters)
+        found = pixel_gradients(tiled, params, images, counts, real)
         torch.testing.assert_close(found, pixels, rtol=1e-8, atol=1e-11)
 
 
 def test_images_of_one_channel_lie_as_the_others():
     """Both layouts are the same memory then; what the first convolution returns has channels last all the same."""
     compute, params, images, _ = network((1, 8, 2))
-    assert compute.forward(params, images).blocks[0].h.is_contiguous(memory_format=torch.channels_last)
+    assert compute.gradients.forward(params, images).blocks[0].h.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_gradient_without_length_has_a_finite_derivative():
@@ -190,7 +191,7 @@ def test_compiled_passes_give_the_same_numbers():
     """Whole micro-batches of 4 are compiled, the last piece of 3 is not; float64, to rounding."""
     compute, params, images, labels = network((1, 8, 2), micro_batch=4)
     compiled = replace(compute, compiled=True)
-    compiled.warm_up()
+    compiled.gradients.warm_up()
     loss, total, by_class = class_gradients(compute, params, images, labels, [1, 5, 2, 3])
     other_loss, other_total, other_by_class = class_gradients(compiled, params, images, labels, [1, 5, 2, 3])
     torch.testing.assert_close(other_loss, loss, rtol=1e-10, atol=1e-12)
@@ -199,5 +200,9 @@ def test_compiled_passes_give_the_same_numbers():
     for name in by_class:
         torch.testing.assert_close(other_by_class[name], by_class[name], rtol=1e-8, atol=1e-11)
     plain = (derivatives.forward, derivatives.backward)
-    assert compiled._forward_backward(4, tiled=False) != plain
-    assert compiled._forward_backward(3, tiled=False) == compiled._forward_backward(4, tiled=True) == plain
+    assert compiled.gradients._forward_backward(4, tiled=False) != plain
+    assert (
+        compiled.gradients._forward_backward(3, tiled=False)
+        == compiled.gradients._forward_backward(4, tiled=True)
+        == plain
+    )

@@ -159,7 +159,7 @@ def test_an_actors_memory_grows_with_its_batch_and_width():
     made = plan.build_plan(job, datasets.load("digits", ""))
     model = 4 * made.points[0].model.num_params
     maps = 4 * 128 * (8**2 + 4**2)
-    assert estimate.activation_bytes(made.points[0].model) == maps
+    assert made.points[0].model.activation_bytes == maps
     assert 0 <= estimate.actor_bytes(made, 1) - (350 * 2**20 + 13 * 32 * maps + 6 * model) < 1e5
     assert estimate.gpu_bytes(made, 1) - estimate.CUDA_BYTES > 13 * 256 * maps
 

@@ -14,6 +14,7 @@ from qdsim.data import datasets
 from qdsim.experiment import config
 from qdsim.store.run_directory import read_manifest
 from qdsim.store.verify import difference
+from tests import examples
 from tests.conftest import PROJECT
 from tests.ray_engine.three_hosts import NoNamespaces, environment, make_home, three_hosts, until
 from tests.runs import ignore, table
@@ -54,10 +55,11 @@ def changed_code(tmp_path_factory):
     return folder
 
 
-def qdsim(*arguments, home, code=PROJECT):
+def qdsim(*arguments, home, code=PROJECT, path=""):
     """Run a command as the user does: of Ray's settings only what the home holds, of qdsim what lies in the folder."""
     command = [sys.executable, "-m", "qdsim", *map(str, arguments)]
-    return subprocess.run(command, cwd=code, env=environment(home), capture_output=True, text=True, timeout=280)
+    env = environment(home) | {"PYTHONPATH": str(path)}
+    return subprocess.run(command, cwd=code, env=env, capture_output=True, text=True, timeout=280)
 
 
 def only_run(out):
@@ -122,6 +124,20 @@ def test_a_job_that_is_stopped_is_interrupted_in_order_and_resumes_to_the_same_r
     resumed = qdsim(*submit, "--resume", "--wait", home=cluster.home)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert difference(undisturbed, only_run(tmp_path)) is None
+
+
+def test_a_package_of_the_users_own_travels_with_the_job(cluster, tmp_path):
+    """The example's method, network, data set, attack and server rule, which no host has installed."""
+    installed = examples.install(tmp_path)
+    short = ["--set", "train.rounds=2", "--set", "train.steps=2", "--set", 'methods=["drift", "retrain"]']
+    where = ["--address", cluster.address, "--out", tmp_path / "out", "--wait"]
+    done = qdsim("submit", examples.JOB, *short, *where, home=cluster.home, path=installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = (tmp_path / "out").glob("forgetful-*")
+    assert set(table(found, "stages")["method"]) == {"shared", "drift", "retrain"}
+    assert set(table(found, "membership")["attack"]) == {"confidence"}
+    hosts = {node_id: name for name, node_id in cluster.nodes.items()}
+    assert {hosts[node_id] for node_id in table(found, "clients")["node_id"]} == {"worker1", "worker2"}
 
 
 def test_the_exit_code_is_that_of_the_job(cluster, tmp_path):

@@ -16,7 +16,7 @@ Matching needs ∇_S d(∇_θ L^S, ∇_θ L^D). With v = ∂d/∂(∇_θ L^S) it
 more pass forwards and one backwards that carry tangents (Pearlmutter's R operator, a dot in names below: ``dz``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +26,9 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from qdsim.models.convnet import NORM_EPS, ConvNet
 from qdsim.models.fast import patches, winograd
+from qdsim.models.gradients import Pieces
 from qdsim.models.params import Params
 
-Pieces = Sequence[tuple[int, slice]]
-"""Of a batch that is sorted by class: the class's place in a stack, and its samples."""
 WinogradFilters = dict[int, Tensor]
 """A block's filters transformed."""
 

@@ -1,0 +1,1 @@
+"""What qdsim takes from outside, one thing a file."""

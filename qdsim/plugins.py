@@ -1,0 +1,120 @@
+"""What a job may name from outside the package: ``package.module:NAME``, or an entry point of an installed package.
+
+Each kind of thing has a group of entry points of its own, named in :data:`GROUPS`; an entry point's name may then be
+written like a built-in one. Nothing is imported until a job names it. A module may also lie in the folder where the
+command is run, as with most tools that take such names.
+"""
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import traceback
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+from qdsim.errors import BadInput
+
+GROUPS = {
+    "method": "qdsim.methods",
+    "network": "qdsim.networks",
+    "data set": "qdsim.datasets",
+    "attack": "qdsim.attacks",
+    "server rule": "qdsim.server_rules",
+}
+"""Groups of entry points, by what they declare."""
+REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def is_reference(text: str) -> bool:
+    """Tell whether a name has the form ``package.module:NAME``."""
+    return REFERENCE.fullmatch(text) is not None
+
+
+def declared(kind: str) -> dict[str, EntryPoint]:
+    """Return the entry points that installed packages declare for one of :data:`GROUPS`, by name."""
+    return {point.name: point for point in entry_points(group=GROUPS[kind])}
+
+
+def reference_of(kind: str, name: str) -> str | None:
+    """Return ``package.module:NAME`` for what a job names from outside; None where nothing goes by that name."""
+    if is_reference(name):
+        return name
+    point = declared(kind).get(name)
+    return point.value if point is not None else None
+
+
+def load(key: str, name: str, reference: str) -> object:
+    """Import what a reference names; whatever is wrong with it is the job's ``key``, in one line."""
+    module, _, attribute = reference.partition(":")
+    found = imported(key, name, module)
+    try:
+        return getattr(found, attribute)
+    except AttributeError:
+        own = [each for each in vars(found) if not each.startswith("_")]
+        raise BadInput(key, name, f"{module} has no {attribute}; it has {', '.join(own[:12])}") from None
+
+
+def imported(key: str, name: str, module: str) -> ModuleType:
+    """Import a module that lies outside, in an installed package or in the folder where the command runs."""
+    if os.getcwd() not in sys.path:  # at the end: what is installed comes first
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            fix = f"install its package in this environment, or run the command in the folder of {error.name}"
+            raise BadInput(key, name, f"there is no module {error.name}; {fix}") from None
+        raise BadInput(key, name, f"importing {module} fails: it needs {error.name}, which is not here") from None
+    except Exception as error:  # whatever the module's own code raises
+        raise BadInput(key, name, f"importing {module} fails: {in_a_line(error)}") from None
+
+
+def in_a_line(error: Exception) -> str:
+    """Return an error of somebody else's code in a line, with the place that raised it."""
+    first = next(iter(str(error).splitlines()), "")
+    raised = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(raised[-1].filename).name}, line {raised[-1].lineno})" if raised else ""
+    return f"{type(error).__name__}: {first}{place}"
+
+
+def copy_packages(named: Iterable[tuple[str, str]], into: Path) -> list[str]:
+    """Copy the top-level packages of what a job names from outside into a folder; return their names.
+
+    ``named`` are kinds of :data:`GROUPS` with names. Where a name is an entry point, the declaration goes along, so
+    that it is found in that folder as it is here.
+    """
+    copied: list[str] = []
+    for kind, name in named:
+        reference = reference_of(kind, name)
+        package = (reference or "").partition(":")[0].partition(".")[0]
+        if not package or package == __package__.partition(".")[0]:
+            continue
+        if not is_reference(name):
+            _copy_declaration(declared(kind)[name], into)
+        if package in copied:
+            continue
+        imported(kind, name, package)
+        spec = importlib.util.find_spec(package)
+        folders = list(spec.submodule_search_locations or []) if spec else []
+        if folders:
+            ignored = shutil.ignore_patterns("__pycache__", ".*")
+            shutil.copytree(folders[0], into / package, ignore=ignored)
+        elif spec and spec.origin:
+            shutil.copy(spec.origin, into / Path(spec.origin).name)
+        copied.append(package)
+    return copied
+
+
+def _copy_declaration(point: EntryPoint, into: Path) -> None:
+    """Write the metadata of the package that declares an entry point, as an installed package has it."""
+    assert point.dist is not None
+    folder = into / f"{point.dist.name.replace('-', '_')}-{point.dist.version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: {point.dist.name}\nVersion: {point.dist.version}\n"
+    (folder / "METADATA").write_text(metadata, encoding="utf-8")
+    (folder / "entry_points.txt").write_text(point.dist.read_text("entry_points.txt") or "", encoding="utf-8")
