@@ -178,9 +178,10 @@ class NotebookCell:
     """One output of a notebook's cell, replaced whenever there is something new; it needs no widgets."""
 
     def __init__(self) -> None:
-        from IPython.display import display
+        from IPython import display
 
-        self._handle: Any = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        shown: Any = display  # it is typed in part
+        self._handle = shown.display({"text/plain": ""}, raw=True, display_id=True)
         self._shown_s = 0.0
 
     def is_due(self) -> bool:

@@ -158,7 +158,7 @@ def _term(name: str, sign: int, job: Job) -> Term:
         raise BadInput("--metric", name, f"no such column of the table stages; allowed: {', '.join(METRICS)}")
     if phase in SHARED_PHASES:
         return Term(sign, "shared", phase, column)
-    known = list(job.methods_by_name)
+    known = [*job.methods_by_name]
     if method and method not in known:
         raise BadInput("--metric", name, f"methods of the job are {', '.join(known)}")
     return Term(sign, method or known[0], phase, column)

@@ -8,7 +8,7 @@ import pytest
 
 import qdsim
 from qdsim.errors import BadInput
-from qdsim.store import tables
+from qdsim.store import run_directory, tables
 from tests.runs import run
 
 
@@ -80,8 +80,8 @@ def test_a_run_that_goes_on_is_read_anew(done, tmp_path):
     """Of a finished run a table is read once; of one that is not, at each access."""
     copy = tmp_path / done.path.name
     shutil.copytree(done.path, copy)
-    manifest = copy / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"state": "done"', '"state": "running"'))
+    manifest = run_directory.read_manifest(copy) | {"state": "running"}
+    (copy / "manifest.json").write_text(run_directory.manifest_text(manifest))
     going_on = qdsim.load(copy)
     assert len(going_on.rounds) == 22
     (copy / "tables" / "rounds" / "seed-1-shared-train-00003.parquet").unlink()

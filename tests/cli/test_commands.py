@@ -12,7 +12,8 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from qdsim.cli import commands, launch
+from qdsim.api import launch
+from qdsim.cli import commands
 from qdsim.errors import BadInput, Interrupted
 from qdsim.store.run_directory import read_manifest
 from tests.analysis.made import made_run

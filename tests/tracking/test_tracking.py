@@ -113,7 +113,7 @@ def test_a_resumed_run_has_no_point_twice(tmp_path):
                 raise Interrupted(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        run_tiny(tmp_path / "out", emit=begin_and_stop)
+        run_tiny(tmp_path / "out", emit=begin_and_stop, train={"rounds": 1}, methods=["quickdrop"])
     followers[0].__exit__(None, None, None)
     (path,) = (tmp_path / "out").glob("tiny-*")
     cut, _ = in_tensorboard(path / "tensorboard")
@@ -124,9 +124,9 @@ def test_a_resumed_run_has_no_point_twice(tmp_path):
 
 def test_a_finished_run_is_exported_as_often_as_one_likes(tracked, tmp_path):
     """Into a folder of one's own, twice: the same points, each once; the command says where to look."""
-    for _ in range(2):
-        done = command("export", tracked.path, "--to", "tensorboard", "--out", tmp_path)
-        assert done.returncode == 0, done.stderr
+    export(tracked.path, ["tensorboard"], tmp_path)
+    done = command("export", tracked.path, "--to", "tensorboard", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
     folder = tmp_path / tracked.run_id / "tensorboard"
     assert done.stdout.strip() == f"tensorboard --logdir {folder}"
     assert_same(tracked, folder)
@@ -170,8 +170,10 @@ def test_a_tracker_that_fails_costs_one_warning(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Failing)
     monkeypatch.setattr(follow, "find_spec", lambda name: object())
+    small = {"train.rounds": 1, "methods": ["quickdrop"]}
+    both = ["wandb", "tensorboard"]
     with pytest.warns(UserWarning, match="wandb failed") as caught:
-        run = qdsim.run(TINY, out=tmp_path, engine="inline", track=["wandb", "tensorboard"], progress=False)
+        run = qdsim.run(TINY, set=small, out=tmp_path, engine="inline", track=both, progress=False)
     (said,) = [str(warning.message) for warning in caught]
     assert said == (
         "wandb failed and is not tracked any more: ConnectionError: no route to host; "
