@@ -18,6 +18,9 @@ from tests import examples
 from tests.conftest import PROJECT
 from tests.runs import run, table
 
+SHORT = {"train.rounds": 3, "train.steps": 3, "drift.rounds": 2, "recover.rounds": 1, "relearn.rounds": 1}
+"""What the example's job is cut down to: two rounds show what the third would."""
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
@@ -38,7 +41,8 @@ def test_the_example_runs_on_ray_as_inline(installed, tmp_path):
 
     Every value is the same inline, where the things are named by where they stand, from the package's folder.
     """
-    done = qdsim("run", examples.JOB, "--out", tmp_path / "ray", path=installed, cwd=tmp_path)
+    short = [part for key, value in SHORT.items() for part in ("--set", f"{key}={value}")]
+    done = qdsim("run", examples.JOB, *short, "--out", tmp_path / "ray", path=installed, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Drift +\d", done.stdout)
     (found,) = (tmp_path / "ray").glob("forgetful-*")
@@ -54,7 +58,7 @@ def test_the_example_runs_on_ray_as_inline(installed, tmp_path):
         "model.kind": "forgetful.two_paths:two_paths",
         "server.kind": "forgetful.clipped:clipped",
     }
-    named = [part for key, value in references.items() for part in ("--set", f"{key}={value}")]
+    named = [part for key, value in (references | SHORT).items() for part in ("--set", f"{key}={value}")]
     folder = examples.FORGETFUL
     here = qdsim("run", "job.toml", *named, "--engine", "inline", "--out", tmp_path / "inline", path="", cwd=folder)
     assert here.returncode == 0, here.stdout + here.stderr

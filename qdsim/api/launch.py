@@ -60,6 +60,10 @@ class Stop:
     check_alive: Callable[[], None] | None = None
     """Raises where the cluster is gone."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Ray Tune copies what it calls: in another process there is nothing to watch."""
+        return {}
+
     def check(self) -> None:
         """Raise :class:`Interrupted` if one has."""
         if self.signum is not None:

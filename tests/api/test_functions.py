@@ -112,7 +112,8 @@ def test_an_interrupted_run_is_resumed(tmp_path):
 
 def test_ctrl_c_is_a_keyboard_interrupt(tmp_path):
     """As in any Python program; the manifest says interrupted, and the handler is the one that was there before."""
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.default_int_handler  # a command in the background may have been started without it
+    inherited = signal.signal(signal.SIGINT, before)
 
     def press():
         while not [*tmp_path.glob("tiny-*/tables/rounds/seed-0-shared-train-00002.parquet")]:
@@ -124,7 +125,7 @@ def test_ctrl_c_is_a_keyboard_interrupt(tmp_path):
         qdsim.run(TINY, set={"train.rounds": 2000}, out=tmp_path, engine="inline", progress=False)
     (path,) = tmp_path.glob("tiny-*")
     assert qdsim.load(path).state == "interrupted"
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.signal(signal.SIGINT, inherited) is before
 
 
 def test_a_run_in_a_thread(tmp_path):

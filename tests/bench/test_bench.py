@@ -83,7 +83,7 @@ def test_unknown_benchmarks_are_named(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ended.returncode == 2
     assert ended.stderr.strip().startswith("qdsim: NAME = 'speed': allowed: throughput, overhead, matching")
-    assert suite.chosen([]) == ["throughput", "overhead", "matching", "startup", "memory", "scaling"]
+    assert suite.chosen([]) == ["throughput", "overhead", "matching", "gradients", "startup", "memory", "scaling"]
 
 
 def test_without_its_data_memory_is_left_out(tmp_path):

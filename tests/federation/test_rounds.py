@@ -15,6 +15,7 @@ from qdsim.algorithms.stopping import TRAINED
 from qdsim.data.forgetting import ForgetSet, UnlearningRequest, View
 from qdsim.errors import ClientFailed, Diverged
 from qdsim.federation.client_host import ClientHost, Images, Shard
+from qdsim.federation.client_states import StateFolder
 from qdsim.federation.evaluation import evaluate, ranges, training_counts
 from qdsim.federation.executor import InlineExecutor
 from qdsim.federation.measures import BATCH, Counts, count_correct
@@ -163,8 +164,9 @@ def test_of_a_clients_states_three_stay(tmp_path):
     owner = host()
     shard = Shard(0, np.arange(3), np.array(LABELS[0]))
     owner.assign_clients(make_compute().model, 0, [shard], PLAIN)
+    folder = StateFolder(tmp_path, "a run")
     for number in range(1, 6):
-        owner._save_state(tmp_path, owner._clients[0], RoundContext(0, "", "train", number))
+        owner._save_state(folder, owner._clients[0], RoundContext(0, "", "train", number))
     assert sorted(file.name for file in tmp_path.iterdir()) == [f"0.0-0000{number}.npz" for number in (3, 4, 5)]
 
 
