@@ -31,6 +31,9 @@ LONGEST = (
     "analysis/test_report",
     "store/test_storage",
     "experiment/test_crash",
+    "api/test_notebook",
+    "test_outside",
+    "cluster/test_slurm",
 )
 CTX = RoundContext(run_seed=0, request="", phase="train", round_number=1)
 

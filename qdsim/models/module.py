@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from qdsim import plugins
 from qdsim.errors import BadInput
@@ -183,6 +182,8 @@ class _InThreeChannels(nn.Module):
 @cache
 def _cost_of(model: ModuleModel) -> tuple[int, int]:
     """Return the operations for one image, and the bytes of the outputs of all layers."""
+    from torch.utils.flop_counter import FlopCounterMode  # a fifth of a second to import
+
     numbers = 0
 
     def count(layer: nn.Module, inputs: Any, output: Any) -> None:
