@@ -48,6 +48,18 @@ def reference_of(kind: str, name: str) -> str | None:
     return point.value if point is not None else None
 
 
+def load_named(kind: str, key: str, name: str, builtin: Iterable[str]) -> object:
+    """Import what a job names under ``key``; a name that is nobody's is refused with those that there are.
+
+    ``kind`` is one of :data:`GROUPS`, ``builtin`` are qdsim's own names of that kind.
+    """
+    reference = reference_of(kind, name)
+    if reference is None:
+        allowed = [*builtin, *declared(kind), "package.module:NAME"]
+        raise BadInput(key, name, f"no such {kind}; allowed: {', '.join(allowed)}")
+    return load(key, name, reference)
+
+
 def load(key: str, name: str, reference: str) -> object:
     """Import what a reference names; whatever is wrong with it is the job's ``key``, in one line."""
     module, _, attribute = reference.partition(":")

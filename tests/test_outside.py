@@ -184,12 +184,12 @@ def test_a_server_step_that_returns_nonsense_ends_the_run_in_one_line(theirs):
 def test_names_that_are_nothing_are_refused_with_what_there_is():
     """Methods, attacks and data sets; networks and server rules have tests of their own."""
     for changes, said in [
-        ({"methods": ["drop"]}, "methods = 'drop': is not a method; allowed: quickdrop, "),
+        ({"methods": ["drop"]}, "methods = 'drop': no such method; allowed: quickdrop, "),
         ({"methods": ["nowhere.at_all:M"]}, "there is no module nowhere; install its package"),
-        ({"membership": ["guess"]}, "membership = 'guess': is not an attack; allowed: loss_threshold, "),
+        ({"membership": ["guess"]}, "membership = 'guess': no such attack; allowed: loss_threshold, "),
         ({"model": {"kind": "transformer"}}, r"model.kind = 'transformer': allowed: convnet, mlp, lenet, resnet, "),
         ({"model": {"options": {"width": 3}}}, "convnet has no options; it has model.width and model.depth"),
-        ({"server": {"kind": "sgd"}}, "server.kind = 'sgd': allowed: mean, momentum, adam, yogi"),
+        ({"server": {"kind": "sgd"}}, "server.kind = 'sgd': no such server rule; allowed: mean, momentum, adam, yogi"),
     ]:
         with pytest.raises(BadInput, match=said):
             config.validate({"name": "x", "methods": ["retrain"], **changes})

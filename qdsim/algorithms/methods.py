@@ -157,11 +157,7 @@ def find(name: str) -> Method:
     """Return a method by its name, or by where it stands outside this package; refuse what is none."""
     if name in METHODS:
         return METHODS[name]
-    reference = plugins.reference_of("method", name)
-    if reference is None:
-        allowed = [*METHODS, *plugins.declared("method"), "package.module:NAME"]
-        raise BadInput("methods", name, f"is not a method; allowed: {', '.join(allowed)}")
-    found = plugins.load("methods", name, reference)
+    found = plugins.load_named("method", "methods", name, METHODS)
     if not isinstance(found, Method):
         raise BadInput("methods", name, f"is a {type(found).__name__}; wanted is a qdsim.algorithms.methods.Method")
     _check_declaration(name, found)

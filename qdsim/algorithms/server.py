@@ -108,11 +108,7 @@ def rule_of(kind: str) -> Rule:
     """Return a rule by its name, or by where it stands: ``package.module:rule``."""
     if kind in RULES:
         return RULES[kind]
-    reference = plugins.reference_of("server rule", kind)
-    if reference is None:
-        allowed = [*RULES, *plugins.declared("server rule"), "package.module:rule"]
-        raise BadInput("server.kind", kind, f"allowed: {', '.join(allowed)}")
-    found = plugins.load("server.kind", kind, reference)
+    found = plugins.load_named("server rule", "server.kind", kind, RULES)
     if not callable(found):
         raise BadInput("server.kind", kind, f"is no function but a {type(found).__name__}")
     return found

@@ -53,11 +53,7 @@ def find(name: str) -> Attack:
     """Return an attack by its name, or by where it stands outside this package; refuse what is none."""
     if name in ATTACKS:
         return ATTACKS[name]
-    reference = plugins.reference_of("attack", name)
-    if reference is None:
-        allowed = [*ATTACKS, *plugins.declared("attack"), "package.module:NAME"]
-        raise BadInput("membership", name, f"is not an attack; allowed: {', '.join(allowed)}")
-    found = plugins.load("membership", name, reference)
+    found = plugins.load_named("attack", "membership", name, ATTACKS)
     if not isinstance(found, Attack) or found.judge is None:
         what = "an Attack without judge" if isinstance(found, Attack) else f"a {type(found).__name__}"
         raise BadInput("membership", name, f"is {what}; wanted is a qdsim.federation.attacks.Attack with judge")

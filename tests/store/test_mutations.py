@@ -180,7 +180,7 @@ COMMANDS = {
     ),
     "clients without data": (QUICKSTART.replace(b"clients = 10", b"clients = 2000"), "partition.clients = 2000"),
     "no such data": (QUICKSTART.replace(b'"digits"', b'"svhn"'), "data.download=true"),
-    "no such method": (QUICKSTART.replace(b'"retrain"', b'"magic"'), "'magic': is not a method"),
+    "no such method": (QUICKSTART.replace(b'"retrain"', b'"magic"'), "'magic': no such method"),
 }
 
 

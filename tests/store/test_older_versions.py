@@ -132,7 +132,7 @@ def test_the_job_of_an_older_run_has_todays_words(older, tmp_path):
     manifest = read_manifest(older)
     assert config.of_manifest(manifest, older).membership == ("loss_threshold", "entropy_svm")
     manifest["config"]["membership"] = ["magic"]
-    with pytest.raises(BadInput, match="'magic': is not an attack"):
+    with pytest.raises(BadInput, match="'magic': no such attack"):
         config.of_manifest(manifest, older)
 
 
