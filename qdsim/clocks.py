@@ -43,5 +43,6 @@ class Stopwatch:
         """Return the sum so far; on a GPU this waits for the device."""
         if not self._cuda:
             return self._cpu_s
-        torch.cuda.synchronize()
+        if self._events and not self._events[-1][1].query():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
         return float(sum(start.elapsed_time(end) for start, end in self._events)) / 1000

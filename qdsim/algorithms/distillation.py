@@ -10,7 +10,8 @@ Kept from it: gradients of one-dimensional parameters (biases, γ, β) do not en
 momentum 0.5 on the pixels; pixels are not clamped.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,6 +23,7 @@ from qdsim.algorithms.phase import ClientUpdate, RoundContext
 from qdsim.algorithms.settings import Distillation
 from qdsim.clocks import Stopwatch
 from qdsim.data.clients import ClientState, SyntheticSet
+from qdsim.data.forgetting import View
 from qdsim.errors import Diverged
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
@@ -77,28 +79,61 @@ def towards(synthetic: Params, real: Params) -> Params:
     return {name: distance_gradient(stack, real[name]) for name, stack in synthetic.items()}
 
 
+@dataclass(frozen=True)
+class MatchedImages:
+    """B^S of one step, sorted by class, and where the real gradients of these classes are; on the device."""
+
+    counts: list[int]
+    """Images of each class that is matched."""
+    rows: Tensor
+    """Where they are in the synthetic set."""
+    labels: Tensor
+    places: Tensor
+    """Places of their classes in the stack of real gradients."""
+    sizes: Tensor
+    """Samples that each of these gradients is a sum over."""
+
+
+def matched_images(
+    steps: Sequence[tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]], device: torch.device
+) -> list[MatchedImages]:
+    """Say for each step what is matched, from the batch's classes and their samples, and the rows of B^S by class.
+
+    What all steps need on the device goes there in one copy.
+    """
+    counts, parts = [], []
+    for classes, sizes, rows_of_class in steps:
+        counts.append([len(rows) for rows in rows_of_class.values()])
+        places = np.flatnonzero(np.isin(classes, list(rows_of_class)))
+        rows = np.concatenate([np.empty(0, np.int64), *rows_of_class.values()])
+        labels = np.repeat(np.array(list(rows_of_class), np.int64), counts[-1])
+        parts += [torch.from_numpy(array) for array in (rows, labels, places, sizes[places])]
+    parts = P.move(parts, device)
+    return [MatchedImages(own, *parts[4 * step : 4 * step + 4]) for step, own in enumerate(counts)]
+
+
 def match(
     compute: Compute,
     params: Params,
     pixels: Tensor,
     velocity: Tensor,
-    rows_of_class: dict[int, np.ndarray],
+    matched: MatchedImages,
     real: Params,
     distillation: Distillation,
 ) -> None:
     """S_i ← opt-alg(d, ς_S, η_S), class by class (equation 6). In place on ``pixels`` and ``velocity``.
 
-    ``rows_of_class`` are the rows of B^S by class; ``real`` holds each class's mean gradient on B^D, stacked in
-    the same order. Classes that together have no more images than a micro-batch share their passes.
+    ``real`` holds each matched class's mean gradient on B^D, stacked. Classes that together have no more images than a
+    micro-batch share their passes.
     """
-    classes = list(rows_of_class)
     pixel_gradient = compute.gradients.of_pixels(params)
-    for places in group_by_size([len(rows) for rows in rows_of_class.values()], compute.micro_batch):
-        counts = {classes[place]: len(rows_of_class[classes[place]]) for place in places}
-        rows = torch.from_numpy(np.concatenate([rows_of_class[c] for c in counts])).to(pixels.device)
-        targets = {name: stack[places.start : places.stop] for name, stack in real.items()}
+    ends = np.cumsum([0, *matched.counts]).tolist()
+    for group in group_by_size(matched.counts, compute.micro_batch):
+        chosen = slice(ends[group.start], ends[group.stop])
+        rows, labels, counts = matched.rows[chosen], matched.labels[chosen], matched.counts[group.start : group.stop]
+        targets = {name: stack[group.start : group.stop] for name, stack in real.items()}
         for _ in range(distillation.steps):
-            gradient = pixel_gradient(pixels[rows], counts, partial(towards, real=targets))
+            gradient = pixel_gradient(pixels[rows], labels, counts, partial(towards, real=targets))
             velocity[rows] = distillation.momentum * velocity[rows] + gradient
             pixels[rows] -= distillation.lr * velocity[rows]
 
@@ -117,24 +152,22 @@ def group_by_size(sizes: list[int], most: int) -> list[range]:
     return groups
 
 
-def class_means(
-    by_class: Params, classes: np.ndarray, counts: np.ndarray, rows_of_class: dict[int, np.ndarray]
-) -> Params:
+def class_means(by_class: Params, matched: MatchedImages) -> Params:
     """Divide each class's summed gradient by its samples, for the classes that are matched."""
-    places = [place for place, c in enumerate(classes) if int(c) in rows_of_class]
     found = {}
     for name, stack in by_class.items():
-        sizes = torch.from_numpy(counts[places]).to(stack).view(-1, *[1] * (stack.ndim - 1))
-        found[name] = (stack if len(places) == len(stack) else stack[places]) / sizes
+        own = stack if len(matched.counts) == len(stack) else stack[matched.places]
+        found[name] = own / matched.sizes.to(stack.dtype).view(-1, *[1] * (stack.ndim - 1))
     return found
 
 
 def with_pixels(synthetic: SyntheticSet, pixels: Tensor, velocity: Tensor) -> SyntheticSet:
     """Return the set with its new pixels; refuse pixels that are no longer numbers, or no longer those of an image."""
+    pixels, velocity = P.move([pixels, velocity], torch.device("cpu"))
     largest = float(pixels.abs().max()) if pixels.numel() else 0.0
     if not largest <= LARGEST_PIXEL:  # not a number either
         raise Diverged(f"a synthetic pixel has become {largest:.3g}: lower synthetic.lr")
-    return replace(synthetic, images=pixels.cpu(), velocity=velocity.cpu())
+    return replace(synthetic, images=pixels, velocity=velocity)
 
 
 def finetune(
@@ -154,34 +187,52 @@ def finetune(
     assert synthetic is not None
     watch = Stopwatch(compute.device)
     dtype = synthetic.images.dtype
-    pixels = synthetic.images.to(compute.device, copy=True)
-    velocity = synthetic.velocity.to(compute.device, copy=True)
-    labels = torch.from_numpy(synthetic.labels).to(compute.device)
+    pixels, velocity = on_device(synthetic, compute.device, dtype)
     theta = P.to(compute.model.init(ctx.generator("finetune-init", client.client_id), dtype), compute.device)
     draws = ctx.generator("batches", client.client_id)
     classes = np.unique(client.labels)
     own = {int(c): np.flatnonzero(client.labels == c) for c in classes}
+    sizes = np.array([min(batch_size, len(positions)) for positions in own.values()])
+    real_drawn, mixed_drawn = finetune_draws(list(own.values()), len(synthetic.labels), batch_size, draws)
+    mixed = P.move([torch.from_numpy(array) for array in [synthetic.labels, *mixed_drawn]], compute.device)
+    labels, passes = mixed[0], iter(mixed[1:])
     rows_of_class = {int(c): np.flatnonzero(synthetic.labels == c) for c in classes}
+    (matched,) = matched_images([(classes, sizes, rows_of_class)], compute.device)
     losses: list[Tensor] = []
     processed = 0
-    for step in range(FINETUNE_STEPS):
-        chosen = [p[torch.randperm(len(p), generator=draws)[:batch_size].numpy()] for p in own.values()]
-        counts = np.array([len(positions) for positions in chosen])
-        images = client.normalized(np.concatenate(chosen), compute.device, dtype)
-        targets = torch.from_numpy(np.repeat(classes, counts)).to(compute.device)
-        loss, _, by_class = compute.gradients.of_classes(theta, images, targets, counts.tolist(), cross_entropy)
+    samples = client.samples(View("real"))
+    for step, (images, targets) in enumerate(samples.batches(real_drawn, compute.device, dtype)):
+        loss, _, by_class = compute.gradients.of_classes(theta, images, targets, sizes.tolist(), cross_entropy)
         with watch:
-            real = class_means(by_class, classes, counts, rows_of_class)
-            match(compute, theta, pixels, velocity, rows_of_class, real, distillation)
+            match(compute, theta, pixels, velocity, matched, class_means(by_class, matched), distillation)
         processed += len(targets)
         losses.append(loss / len(targets))
         if step == FINETUNE_STEPS - 1:
             break
-        for _ in range(FINETUNE_EPOCHS):
-            per_epoch = -(-len(labels) // batch_size)
-            for mixed in batches(len(labels), batch_size, per_epoch, draws):
-                rows = torch.from_numpy(mixed)
-                _, gradient = summed_gradient(compute, theta, pixels[rows], labels[rows])
-                P.step_(theta, gradient, -FINETUNE_LR / len(rows))
+        for _ in range(len(mixed_drawn) // (FINETUNE_STEPS - 1)):
+            rows = next(passes)
+            _, gradient = summed_gradient(compute, theta, pixels[rows], labels[rows])
+            P.step_(theta, gradient, -FINETUNE_LR / len(rows))
+    pixels, velocity, *losses = P.move([pixels, velocity, *losses], torch.device("cpu"))
     update = make_update(client.client_id, len(client.labels), {}, {}, losses, processed, watch)
     return replace(client, synthetic=with_pixels(synthetic, pixels, velocity)), update
+
+
+def finetune_draws(
+    own: Sequence[np.ndarray], synthetic: int, batch_size: int, draws: torch.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Draw all of fine-tuning: a batch of each class's positions for every step; between them, batches of S_i."""
+    real: list[np.ndarray] = []
+    mixed: list[np.ndarray] = []
+    for step in range(FINETUNE_STEPS):
+        real.append(np.concatenate([p[torch.randperm(len(p), generator=draws)[:batch_size].numpy()] for p in own]))
+        if step < FINETUNE_STEPS - 1:
+            for _ in range(FINETUNE_EPOCHS):
+                mixed.extend(batches(synthetic, batch_size, -(-synthetic // batch_size), draws))
+    return real, mixed
+
+
+def on_device(synthetic: SyntheticSet, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a copy of pixels and velocity where a step works on them."""
+    pixels, velocity = P.move([t.to(dtype, copy=True) for t in (synthetic.images, synthetic.velocity)], device)
+    return pixels, velocity

@@ -58,16 +58,28 @@ def statistics(
     counts = torch.zeros(compute.model.num_classes, dtype=torch.float64)
     loss = torch.zeros((), dtype=torch.float64)
     piece = min(batch_size, compute.micro_batch)
-    with torch.no_grad():
-        for start in range(0, len(samples), piece):
-            chosen = np.arange(start, min(start + piece, len(samples)))
-            images, labels = samples.batch(chosen, compute.device, dtype)
-            logits, activity = compute.model.activity(theta, images, hook)
-            loss += local_sgd.cross_entropy(logits, labels).cpu()
-            here = labels.cpu()
+    pieces = [np.arange(start, min(start + piece, len(samples))) for start in range(0, len(samples), piece)]
+    seen: list[list[Tensor]] = []
+    """Of each piece labels, loss and activities, where they were computed."""
+
+    def add_up() -> None:
+        """Sums are made on the CPU, in the order of the samples."""
+        home = iter(P.move([tensor for found in seen for tensor in found], torch.device("cpu")))
+        for _ in seen:
+            here = next(home)
+            loss.add_(next(home))
             counts.index_add_(0, here, torch.ones(len(here), dtype=torch.float64))
-            for total, channels in zip(sums, activity, strict=True):
-                total.index_add_(0, here, channels.to("cpu", torch.float64))
+            for total in sums:
+                total.index_add_(0, here, next(home).to(torch.float64))
+        seen.clear()
+
+    with torch.no_grad():
+        for images, labels in samples.batches(pieces, compute.device, dtype):
+            logits, activity = compute.model.activity(theta, images, hook)
+            seen.append([labels, local_sgd.cross_entropy(logits, labels), *activity])
+            if compute.device.type == "cpu":
+                add_up()
+    add_up()
     sent = {f"activity{block}": total for block, total in enumerate(sums)} | {COUNTS: counts}
     return client, ClientUpdate(
         client_id=client.client_id,
@@ -136,7 +148,8 @@ def hold(params: Params, layers: Layers, masks: list[Tensor]) -> Params:
     """Set the marked channels to zero, in place."""
     for layer, mask in zip(layers, masks, strict=True):
         for name in layer.tensors:
-            params[name][mask.to(params[name].device)] = 0
+            tensor = params[name]
+            tensor.masked_fill_(mask.view(-1, *[1] * (tensor.ndim - 1)), 0)
     return params
 
 
@@ -145,7 +158,7 @@ def recover_step(
 ) -> tuple[ClientState, ClientUpdate]:
     """Local SGD under the masks that the model itself carries."""
     layers = compute.model.prunable
-    held = partial(hold, layers=layers, masks=pruned(params, layers))
+    held = partial(hold, layers=layers, masks=P.move(pruned(params, layers), compute.device))
     return local_sgd.run(client, params, stage=stage, view=view, ctx=ctx, compute=compute, after_step=held)
 
 

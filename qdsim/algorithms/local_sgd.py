@@ -79,25 +79,46 @@ def run(
     """
     samples = client.samples(view)
     theta = P.to(P.clone(params), compute.device)
-    anchor = P.to(params, compute.device) if stage.proximal else {}
+    anchor = P.clone(theta) if stage.proximal else {}
     dtype = next(iter(theta.values())).dtype
     draws = ctx.generator("batches", client.client_id)
     sign = 1.0 if ascend else -1.0
     losses: list[Tensor] = []
-    processed = 0
-    for chosen in batches(len(samples), stage.batch_size, stage.steps, draws):
-        images, labels = samples.batch(chosen, compute.device, dtype)
+    going: Tensor | None = None
+    drawn = batches(len(samples), stage.batch_size, stage.steps, draws)
+    waits = compute.device.type == "cpu"
+    for images, labels in samples.batches(drawn, compute.device, dtype):
         loss_sum, gradient = summed_gradient(compute, theta, images, labels, objective)
         losses.append(loss_sum / len(labels))
-        processed += len(labels)
-        if ascend and not float(losses[-1]) <= max_loss:
+        if ascend and waits and not float(losses[-1]) <= max_loss:
             break
+        before = P.flat(theta.values()) if ascend and not waits else None
         if stage.proximal:
             P.pull_(theta, anchor, stage.lr * stage.proximal)
         P.step_(theta, gradient, sign * stage.lr / len(labels))
         if after_step is not None:
             after_step(theta)
+        if before is not None:  # to ask for the loss would wait for the GPU: past max_loss, steps change nothing
+            within = losses[-1].to(torch.float64) <= max_loss
+            going = within if going is None else going & within
+            P.put_back_(theta, before, going)
+    theta, losses = brought_home(theta, losses)
+    if ascend:
+        losses = until_passed(losses, max_loss)
+    processed = len(losses) * min(stage.batch_size, len(samples))
     return client, make_update(client.client_id, len(samples), params, theta, losses, processed)
+
+
+def brought_home(theta: Params, losses: list[Tensor]) -> tuple[Params, list[Tensor]]:
+    """Return the model and the losses on the CPU, in one copy."""
+    home = P.move([*theta.values(), *losses], torch.device("cpu"))
+    return dict(zip(theta, home[: len(theta)], strict=True)), home[len(theta) :]
+
+
+def until_passed(losses: list[Tensor], max_loss: float) -> list[Tensor]:
+    """Return the losses up to the first beyond ``max_loss``, which ends an ascent."""
+    beyond = [place for place, loss in enumerate(losses) if not float(loss) <= max_loss]
+    return losses[: beyond[0] + 1] if beyond else losses
 
 
 def make_update(
@@ -110,7 +131,8 @@ def make_update(
     matching: Stopwatch | None = None,
 ) -> ClientUpdate:
     """Turn the end of a step into what the client sends; refuse numbers that are not finite."""
-    delta = P.subtract(P.to(theta, torch.device("cpu")), start)
+    theta, losses = brought_home(theta, losses)
+    delta = P.subtract(theta, start)
     loss = float(torch.stack(losses).mean())
     if not np.isfinite(loss) or not P.is_finite(delta):
         raise Diverged(f"loss {loss:.3g} after {len(losses)} steps is no longer finite: lower the phase's lr")

@@ -77,7 +77,9 @@ class Sga:
     """SGA-Or; its ascent has the settings of ``[unlearn]``, its recovery those of ``[train]``."""
 
     unlearn_rounds: Positive = 2
+    """Rounds of ascent."""
     recover_rounds: NotNegative = 2
+    """Rounds of recovery; 0 leaves it out."""
     mode: Literal["ascent", "reflect", "bounded"] = "ascent"
     """``reflect`` mirrors a descent on the forget set, ``bounded`` descends on -log(1 - p/2)."""
 
@@ -95,6 +97,7 @@ class FedEraser:
     first_round: Literal["auto", "stored", "calibrated"] = "auto"
     """``auto``: stored at client level, as in FedEraser's paper, calibrated at class level."""
     recover_rounds: NotNegative = 3
+    """Rounds of recovery after the calibration; 0 leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ class Fump:
     hook: Literal["activation", "convolution"] = "activation"
     """Where a channel's activity is read: after normalisation and ReLU, or at the bare convolution."""
     recover_rounds: NotNegative = 4
+    """Rounds of recovery of the pruned network; 0 leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,13 @@ class S2u:
     """S2U; its rounds have the settings of ``[train]``."""
 
     rounds: Positive = 10
+    """Rounds with scaled updates."""
     leaver: Annotated[float, Ge(0), Le(1)] = 0.1
     """β: factor on the leaving client's updates."""
     others: Annotated[float, Ge(1)] | Literal["auto"] = "auto"
     """γ: factor on the others' updates; ``auto`` keeps the total weight at 1."""
     recover_rounds: NotNegative = 0
+    """Rounds of recovery without the client that leaves; 0 leaves it out."""
 
 
 METHODS = {

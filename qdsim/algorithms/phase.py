@@ -57,6 +57,8 @@ class ClientUpdate:
     bytes_up: int = 0
     step_s: float = 0.0
     """Wall-clock time of the step where it ran."""
+    saving_s: float = 0.0
+    """Part of ``step_s``: the client's new state is written."""
     matching_s: float = 0.0
     compute_s: float = 0.0
     peak_memory_bytes: int = 0

@@ -19,7 +19,16 @@ import torch
 from torch import Tensor
 
 from qdsim.algorithms import fedavg, local_sgd
-from qdsim.algorithms.distillation import FINETUNE_LR, FINETUNE_STEPS, class_means, finetune, match, with_pixels
+from qdsim.algorithms.distillation import (
+    FINETUNE_LR,
+    FINETUNE_STEPS,
+    class_means,
+    finetune,
+    match,
+    matched_images,
+    on_device,
+    with_pixels,
+)
 from qdsim.algorithms.history import History
 from qdsim.algorithms.local_sgd import batches, cross_entropy, make_update
 from qdsim.algorithms.phase import ClientUpdate, Phase, RoundContext, Updates
@@ -51,32 +60,35 @@ def train(
     assert synthetic is not None
     samples = client.samples(View("real"))
     theta = P.to(P.clone(params), compute.device)
-    anchor = P.to(params, compute.device) if stage.proximal else {}
+    anchor = P.clone(theta) if stage.proximal else {}
     dtype = next(iter(theta.values())).dtype
-    pixels = synthetic.images.to(compute.device, dtype, copy=True)
-    velocity = synthetic.velocity.to(compute.device, dtype, copy=True)
+    pixels, velocity = on_device(synthetic, compute.device, dtype)
     real_draws = ctx.generator("batches", client.client_id)
     synthetic_draws = ctx.generator("synthetic-batches", client.client_id)
     watch = Stopwatch(compute.device)
-    losses: list[Tensor] = []
-    processed = 0
+    # line 12, of all steps: sample B^D, class by class so that its gradient falls apart into those of its classes
+    drawn, drawn_synthetic, counts = [], [], []
     for chosen in batches(len(samples), stage.batch_size, stage.steps, real_draws):
-        # line 12: sample B^D, class by class so that its gradient falls apart into those of its classes
-        chosen = chosen[np.argsort(client.labels[chosen], kind="stable")]
-        images, labels = samples.batch(chosen, compute.device, dtype)
+        drawn.append(chosen[np.argsort(client.labels[chosen], kind="stable")])
+        classes, sizes = np.unique(client.labels[chosen], return_counts=True)
+        rows = synthetic_rows(synthetic.labels, classes, distillation.batch, synthetic_draws)
+        drawn_synthetic.append((classes, sizes, rows))
+        counts.append(sizes.tolist())
+    matched = iter(matched_images(drawn_synthetic, compute.device))
+    losses: list[Tensor] = []
+    for (images, labels), sizes in zip(samples.batches(drawn, compute.device, dtype), counts, strict=True):
         # line 13: compute ∇L^{D_i} on B^D, kept per class
-        classes, counts = np.unique(client.labels[chosen], return_counts=True)
-        loss, gradient, by_class = compute.gradients.of_classes(theta, images, labels, counts.tolist(), cross_entropy)
-        # lines 12, 14 and 15: sample B^S, compute ∇L^{S_i} on it and update it
+        loss, gradient, by_class = compute.gradients.of_classes(theta, images, labels, sizes, cross_entropy)
+        # lines 14 and 15: compute ∇L^{S_i} on B^S and update it
         with watch:
-            rows = synthetic_rows(synthetic.labels, classes, distillation.batch, synthetic_draws)
-            match(compute, theta, pixels, velocity, rows, class_means(by_class, classes, counts, rows), distillation)
+            own = next(matched)
+            match(compute, theta, pixels, velocity, own, class_means(by_class, own), distillation)
         # line 17: θ ← θ - η ∇L^{D_i}(θ), with the gradient of line 13
         if stage.proximal:
             P.pull_(theta, anchor, stage.lr * stage.proximal)
-        P.step_(theta, gradient, -stage.lr / len(chosen))
-        losses.append(loss / len(chosen))
-        processed += len(chosen)
+        P.step_(theta, gradient, -stage.lr / len(labels))
+        losses.append(loss / len(labels))
+    processed = sum(len(chosen) for chosen in drawn)
     update = make_update(client.client_id, len(samples), params, theta, losses, processed, watch)
     return replace(client, synthetic=with_pixels(synthetic, pixels, velocity)), update
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from qdsim.bench.federations import job
 from qdsim.bench.rows import Found, Measured, Ratio
+from qdsim.experiment.work import Costs
 from qdsim.models.convnet import ConvNet
-from qdsim.planning.estimate import Costs
 from qdsim.planning.probe import ProbeClient
 from qdsim.planning.probe import measure as probe
 

@@ -14,11 +14,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qdsim.bench import gradients, matching, memory, overhead, scaling, startup, throughput
+from qdsim.bench import gpu_counts, gradients, matching, memory, overhead, scaling, startup, throughput
 from qdsim.bench.rows import Found, Measured, Ratio
 from qdsim.errors import BadInput
 
-ABOUT = {b.NAME: b.ABOUT for b in (throughput, overhead, matching, gradients, startup, memory, scaling)}
+ABOUT = {b.NAME: b.ABOUT for b in (throughput, overhead, matching, gradients, startup, memory, scaling, gpu_counts)}
 
 
 def chosen(names: Iterable[str]) -> list[str]:
@@ -46,11 +46,16 @@ def run(names: list[str], rounds: int, flower: str | None, svhn: str | None, con
             startup.NAME: partial(startup.measure, rounds, flower),
             memory.NAME: partial(memory.measure, svhn or ""),
             scaling.NAME: partial(scaling.measure, rounds),
+            gpu_counts.NAME: gpu_counts.measure,
         }
         console.print(f"{name}: {ABOUT[name]}", markup=False)
         one = ways[name]()
         found = Found([*found.measured, *one.measured], [*found.ratios, *one.ratios])
         write(found, out)
+        if name == gpu_counts.NAME:
+            for which in (gpu_counts.MORE, gpu_counts.FIRST):
+                console.print(wide(one.measured, which))
+            console.print(wide(one.measured, gpu_counts.MORE, estimates=True))
         console.print(table(one.ratios))
     if flower is None:
         console.print("without --flower nothing was compared with Flower", markup=False)
@@ -65,6 +70,20 @@ def table(ratios: list[Ratio]) -> Table:
         aim = "" if ratio.aim is None else f"{'≥' if ratio.at_least else '≤'} {ratio.aim:g}"
         said = "" if ratio.met is None else "met" if ratio.met else "not met"
         made.add_row(ratio.case, ratio.text, f"{ratio.value:.3g} {ratio.unit}", aim, said)
+    return made
+
+
+def wide(measured: list[Measured], which: str, estimates: bool = False) -> Table:
+    """One line a case whose name ends with ``which``, one column a quantity: those counted, or those estimated."""
+    rows = [row for row in measured if row.case.endswith(which) and (row.unit == "ms") == estimates]
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    made.add_column(f"{which}, estimated" if estimates else which, no_wrap=True)
+    for quantity in dict.fromkeys(row.quantity for row in rows):
+        made.add_column(quantity, justify="right")
+    for case in dict.fromkeys(row.case for row in rows):
+        values = [row.value for row in rows if row.case == case]
+        shown = [f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.2g}" for value in values]
+        made.add_row(case.removesuffix(f": {which}"), *shown)
     return made
 
 

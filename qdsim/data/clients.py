@@ -1,6 +1,7 @@
 """What a client owns: its shard D_i and its synthetic set S_i. Values; a step returns new ones."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import View
+from qdsim.models import params as P
 from qdsim.models.params import Arrays
 
 
@@ -56,6 +58,8 @@ class ClientState:
     labels: np.ndarray
     """int64 (n,)."""
     synthetic: SyntheticSet | None = None
+    on_gpu: dict[torch.device, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    """The shard's bytes on a GPU that has worked with them: they stay there from step to step."""
 
     def samples(self, view: View) -> "Samples":
         """Return Z_i."""
@@ -67,6 +71,12 @@ class ClientState:
         chosen = np.flatnonzero(view.mask(self.client_id, self.synthetic.labels))
         real = self.synthetic.extra[chosen] if view.source == "augmented" else np.empty(0, np.int64)
         return Samples(self, real, chosen)
+
+    def resident(self, device: torch.device) -> Tensor:
+        """Return the shard's bytes on a GPU (n, c, h, w)."""
+        if device not in self.on_gpu:
+            self.on_gpu[device] = torch.from_numpy(self.pool[self.indices]).to(device)
+        return self.on_gpu[device]
 
     def normalized(self, positions: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return real images of the shard, as floats, made on the device for this batch alone."""
@@ -102,12 +112,49 @@ class Samples:
             labels.append(self.client.labels[rows])
         return torch.cat(images), torch.from_numpy(np.concatenate(labels)).to(device)
 
+    def batches(
+        self, drawn: Iterable[np.ndarray], device: torch.device, dtype: torch.dtype
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield :meth:`batch` of these positions, one after the other.
+
+        On a GPU nothing is copied from batch to batch: all positions and labels go there at once, and the images are
+        there already, a shard as bytes, a view of the synthetic set, which is small, as floats.
+        """
+        if device.type == "cpu":
+            yield from (self.batch(chosen, device, dtype) for chosen in drawn)
+            return
+        m = len(self.synthetic)
+        labels = self.client.labels[self.real]
+        if m:
+            assert self.client.synthetic is not None
+            labels = np.concatenate([self.client.synthetic.labels[self.synthetic], labels])
+            everything, _ = self.batch(np.arange(len(self)), torch.device("cpu"), dtype)
+            images = everything.to(device)
+        else:
+            images = self.client.resident(device)
+        normalized = normalizer(self.client.normalization, device, dtype)
+        table = []
+        for chosen in drawn:
+            ordered = chosen[np.argsort(chosen >= m, kind="stable")]  # as in :meth:`batch`
+            table += [torch.from_numpy(a) for a in (ordered if m else self.real[ordered], labels[ordered])]
+        table = P.move(table, device)
+        for rows, of_rows in zip(table[::2], table[1::2], strict=True):
+            batch = images.index_select(0, rows)
+            yield batch if m else normalized(batch), of_rows
+
+
+def normalizer(normalization: Normalization, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Return what turns bytes (n, c, h, w) into floats with zero mean and unit deviation per channel."""
+    mean, std = (  # filled rather than copied: a copy would wait for a GPU
+        torch.cat([torch.full((1, 1, 1), value, dtype=dtype, device=device) for value in values])
+        for values in (normalization.mean, normalization.std)
+    )
+    return lambda batch: (batch.to(dtype) / 255 - mean) / std
+
 
 def normalize(batch: Tensor, normalization: Normalization, dtype: torch.dtype) -> Tensor:
-    """Turn bytes (n, c, h, w) into floats with zero mean and unit deviation per channel."""
-    mean = torch.tensor(normalization.mean, dtype=dtype, device=batch.device)[:, None, None]
-    std = torch.tensor(normalization.std, dtype=dtype, device=batch.device)[:, None, None]
-    return (batch.to(dtype) / 255 - mean) / std
+    """Turn one batch of bytes into floats."""
+    return normalizer(normalization, batch.device, dtype)(batch)
 
 
 def to_bytes(images: Tensor, normalization: Normalization) -> np.ndarray:

@@ -15,10 +15,14 @@ from qdsim.store.storage import StoragePath
 
 GRAMMAR = (
     "one of: kill|hang|raise client N at PHASE:ROUND, slow client N by SECONDS at PHASE:ROUND, "
-    "drop node of client N at PHASE:ROUND, kill driver|command at PHASE:ROUND"
+    "drop node of client N at PHASE:ROUND, break|fill GPU of client N at PHASE:ROUND, "
+    "kill driver|command at PHASE:ROUND"
 )
+PARTS = {"drop": "node", "break": "GPU", "fill": "GPU"}
+"""Of a client: what these faults strike."""
 _PATTERN = re.compile(
-    r"(?P<verb>kill|hang|raise|slow|drop)\s+(?:(?P<who>driver|command)|(?:node\s+of\s+)?client\s+(?P<client>\d+))"
+    r"(?P<verb>kill|hang|raise|slow|drop|break|fill)\s+"
+    r"(?:(?P<who>driver|command)|(?:(?P<part>node|GPU)\s+of\s+)?client\s+(?P<client>\d+))"
     r"(?:\s+by\s+(?P<seconds>\d+(?:\.\d+)?))?\s+at\s+(?P<phase>train|finetune|unlearn|recover|relearn):(?P<round>\d+)"
 )
 
@@ -38,7 +42,7 @@ class Fault:
     def __str__(self) -> str:
         """Return it as the user writes it."""
         whom = f"client {self.client_id}" if self.who == "client" else self.who
-        whom = f"node of {whom}" if self.verb == "drop" else whom
+        whom = f"{PARTS[self.verb]} of {whom}" if self.verb in PARTS else whom
         by = f" by {self.seconds:g}" if self.verb == "slow" else ""
         return f"{self.verb} {whom}{by} at {self.phase}:{self.round_number}"
 
@@ -50,7 +54,7 @@ class Fault:
             raise BadInput("--chaos", text, GRAMMAR)
         who = found["who"] or "client"
         if (found["verb"] == "slow") != (found["seconds"] is not None) or (
-            ("node" in text) != (found["verb"] == "drop") or (who != "client" and found["verb"] != "kill")
+            found["part"] != PARTS.get(found["verb"]) or (who != "client" and found["verb"] != "kill")
         ):
             raise BadInput("--chaos", text, GRAMMAR)
         client = int(found["client"] or -1)
@@ -69,6 +73,29 @@ class Fault:
             time.sleep(self.seconds)
         elif self.verb == "raise":
             raise RuntimeError("raised on purpose (--chaos)")
+        elif self.verb == "break":
+            _break_gpu()
+        elif self.verb == "fill":
+            _fill_memory()
+
+
+def _break_gpu() -> None:
+    """Have CUDA report an error, after which this process cannot use its GPU; without one, raise what torch would."""
+    import torch  # a job is checked without it
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        place = torch.tensor([1], device="cuda")
+        torch.zeros(1, device="cuda")[place].sum().item()  # beyond its end: an assertion on the device
+    error: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)  # since torch 2.8
+    raise error("CUDA error: device-side assert triggered")
+
+
+def _fill_memory() -> None:
+    """Ask torch for far more memory than there is: of the GPU, or without one of the machine."""
+    import torch
+
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    torch.empty(2**50, dtype=torch.uint8, device="cuda" if on_gpu else "cpu")
 
 
 class Chaos:

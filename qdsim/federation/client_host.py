@@ -1,6 +1,5 @@
 """A host owns clients: their states live here and nowhere else. An actor holds one; so does ``inline``."""
 
-import ctypes
 import resource
 import time
 from collections.abc import Mapping
@@ -56,49 +55,6 @@ class ImagePair:
 
     synthetic: np.ndarray
     real: np.ndarray | None
-
-
-def use_threads(threads: int) -> None:
-    """Fix the number of torch threads: part of the configuration, because it moves bits."""
-    torch.set_num_threads(threads)
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed blocks for the next step instead of handing each back to the kernel.
-
-    A client step allocates the same tensors over and over. By default blocks of some megabytes go back at once, and
-    every fresh page costs a fault: about a fifth of the time of a step at W = 32. Does nothing where there is no glibc.
-    """
-    mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(trim_threshold, 2**31 - 1)
-    mallopt(mmap_threshold, 2**30)
-
-
-def device_of(gpu_ids: list[str]) -> torch.device:
-    """Return CUDA where the process was given a GPU and there really is one, else the CPU.
-
-    Ray narrows CUDA_VISIBLE_DEVICES to the assigned GPU, which torch then calls cuda:0. Logical GPUs on a
-    machine without any leave the CPU.
-    """
-    if not gpu_ids or not torch.cuda.is_available():
-        return torch.device("cpu")
-    torch.cuda.init()  # type: ignore[no-untyped-call]  # the memory statistics do not do so by themselves
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    return torch.device("cuda:0")
-
-
-def limit_memory(device: torch.device, share: float) -> None:
-    """Keep a process to its share of a GPU's memory: Ray divides GPUs by their names only.
-
-    What torch allocates is limited, not the context that CUDA makes for each process.
-    """
-    if device.type == "cuda" and 0 < share < 1:
-        torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 class ClientHost:
@@ -158,7 +114,9 @@ class ClientHost:
             state, update = client_step(self._clients[client_id], params, ctx=ctx, compute=self._compute)
         self._clients[client_id] = state
         if save_to is not None:
+            saved_s = time.perf_counter()
             self._save_state(save_to, state, ctx)
+            update.saving_s = time.perf_counter() - saved_s
         update.compute_s, update.step_s = watch.seconds, time.perf_counter() - began_s
         update.node_id, update.gpu_id = self._node_id, self._gpu_id
         # Linux reports the process's peak in KiB; on a GPU the allocator's peak is the figure of interest

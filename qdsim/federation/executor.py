@@ -54,7 +54,7 @@ class Executor(Protocol):
 
     @property
     def device(self) -> str:
-        """``cpu`` or ``cuda``: their bits differ."""
+        """``cpu``, or the fingerprint of the GPUs (``models/device.py``): their bits differ."""
 
     @property
     def lanes(self) -> int:

@@ -10,14 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qdsim.data.clients import ClientState, normalize
+from qdsim.data.clients import ClientState, normalizer
 from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import UnlearningRequest, View
+from qdsim.models import params as P
 from qdsim.models.compute import Compute
 from qdsim.models.params import Params
 
 BATCH = 100
 """Images of one forward pass. Pieces begin at multiples of it, so a result never depends on who did which."""
+
+AT_ONCE = 100 * BATCH
+"""Images that are copied to a GPU at once: each copy waits for it."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,15 @@ FEATURES = ("loss", "entropy")
 @torch.no_grad()
 def _logits(
     compute: Compute, params: Params, pool: np.ndarray, normalization: Normalization, rows: np.ndarray
-) -> Iterator[tuple[slice, Tensor]]:
-    theta = {name: tensor.to(compute.device) for name, tensor in params.items()}
-    dtype = next(iter(theta.values())).dtype
-    for start in range(0, len(rows), BATCH):
-        piece = slice(start, start + BATCH)
-        batch = torch.from_numpy(pool[rows[piece]]).to(compute.device)
-        images = normalize(batch, normalization, dtype)
-        yield piece, compute.gradients.logits(theta, images)
+) -> Iterator[Tensor]:
+    """Yield the logits of batches, in order, where they were computed."""
+    theta = P.to(params, compute.device)
+    normalized = normalizer(normalization, compute.device, next(iter(theta.values())).dtype)
+    at_once = BATCH if compute.device.type == "cpu" else AT_ONCE
+    for start in range(0, len(rows), at_once):
+        images = torch.from_numpy(pool[rows[start : start + at_once]]).to(compute.device)
+        for piece in torch.split(images, BATCH):
+            yield compute.gradients.logits(theta, normalized(piece))
 
 
 def count_correct(
@@ -70,9 +75,8 @@ def count_correct(
 ) -> Counts:
     """Count correct answers on ``pool[rows]``, whose labels are ``labels``."""
     classes = compute.model.num_classes
-    guesses = np.empty(len(rows), np.int64)
-    for piece, logits in _logits(compute, params, pool, normalization, rows):
-        guesses[piece] = logits.argmax(1).cpu().numpy()
+    guessed = [logits.argmax(1) for logits in _logits(compute, params, pool, normalization, rows)]
+    guesses = torch.cat([torch.empty(0, dtype=torch.int64), *P.move(guessed, torch.device("cpu"))]).numpy()
     right = guesses == labels
     return Counts(np.bincount(labels[right], minlength=classes), np.bincount(labels, minlength=classes))
 
@@ -87,8 +91,10 @@ def features(
 ) -> np.ndarray:
     """Return :data:`FEATURES` of ``pool[rows]``, float64 (n, 2)."""
     found = np.empty((len(rows), len(FEATURES)))
-    for piece, logits in _logits(compute, params, pool, normalization, rows):
-        log_p = torch.log_softmax(logits.to(torch.float64), dim=1).cpu()
+    answers = P.move(list(_logits(compute, params, pool, normalization, rows)), torch.device("cpu"))
+    for batch, logits in enumerate(answers):
+        piece = slice(BATCH * batch, BATCH * (batch + 1))
+        log_p = torch.log_softmax(logits.to(torch.float64), dim=1)
         of_label = log_p.gather(1, torch.from_numpy(labels[piece])[:, None])[:, 0]
         entropy = -(log_p.exp() * log_p).sum(1)
         found[piece] = torch.stack([-of_label, entropy], dim=1).numpy()

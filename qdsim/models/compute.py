@@ -7,13 +7,14 @@ from typing import Literal
 import torch
 
 from qdsim.models.convnet import ConvNet
+from qdsim.models.fast.cuda import Fused
 from qdsim.models.fast.gradients import WrittenOut
 from qdsim.models.gradients import Autograd, Gradients
 from qdsim.models.model import Model
 from qdsim.models.numerics import Numerics
 
 CPU_MICRO_BATCH = 32
-WHOLE_BATCH = 2**31
+GPU_MICRO_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,18 @@ class Compute:
         """The network's derivatives: written out for a ConvNet, unless it asks for autograd's; else autograd's."""
         model = self.model
         if isinstance(model, ConvNet) and not model.autograd:
-            return WrittenOut(model, self.device, self.micro_batch, self.half, self.compiled, self.winograd)
+            if self.device.type == "cuda":
+                return Fused(model, self.micro_batch, self.half)
+            return WrittenOut(model, self.micro_batch, self.half, self.compiled, self.winograd)
         return Autograd(model, self.device, self.micro_batch, self.half)
 
 
 def make_compute(model: Model, device: torch.device, numerics: Numerics) -> Compute:
-    """Return what a process computes with; a micro-batch of ``auto`` is 32 on the CPU, where the cache is short."""
-    micro_batch = CPU_MICRO_BATCH if device.type == "cpu" else WHOLE_BATCH
+    """Return what a process computes with; a micro-batch of ``auto`` is 32 on the CPU, where the cache is short.
+
+    On a GPU it is 256, the paper's batch, so that fine-tuning, whose batches hold so many of every class, fits as well.
+    """
+    micro_batch = CPU_MICRO_BATCH if device.type == "cpu" else GPU_MICRO_BATCH
     if isinstance(numerics.micro_batch, int):
         micro_batch = numerics.micro_batch
     half = torch.bfloat16 if numerics.precision == "bfloat16" else None

@@ -23,9 +23,9 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 """Logits and labels to the summed loss."""
 Towards = Callable[[Params], Params]
 """The classes' gradients ∇_θ L^{S^c}, stacked, to v = ∂d/∂(∇_θ L^{S^c}), stacked alike."""
-PixelGradient = Callable[[Tensor, dict[int, int], Towards], Tensor]
-"""``(images, counts, towards)``: ∇_S Σ_c ⟨∇_θ L^{S^c}(θ), v_c⟩, with L the mean cross-entropy of the class's images,
-for images sorted by class, ``counts`` of each; v is held fixed."""
+PixelGradient = Callable[[Tensor, Tensor, Sequence[int], Towards], Tensor]
+"""``(images, labels, counts, towards)``: ∇_S Σ_c ⟨∇_θ L^{S^c}(θ), v_c⟩, with L the mean cross-entropy of the class's
+images, for images sorted by class, ``counts`` of each; v is held fixed."""
 Pieces = Sequence[tuple[int, slice]]
 """Of a batch that is sorted by class: the class's place in a stack, and its samples."""
 
@@ -72,11 +72,9 @@ def is_matched(tensor: Tensor) -> bool:
     return tensor.ndim >= 2
 
 
-def labels_and_weights(counts: dict[int, int], images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the label of each image, and the weight 1 / (images of its class) that makes sums into means."""
-    repeats = torch.tensor(list(counts.values()), device=images.device)
-    labels = torch.tensor(list(counts), device=images.device).repeat_interleave(repeats)
-    return labels, (1 / repeats.to(images.dtype)).repeat_interleave(repeats)
+def class_weights(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return for each image the weight 1 / (images of its class) that makes sums into means."""
+    return 1 / (labels[:, None] == labels).sum(1).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -118,11 +116,11 @@ class Autograd:
         leaves = {name: tensor.detach().requires_grad_(is_matched(tensor)) for name, tensor in params.items()}
         matched = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
 
-        def gradient(images: Tensor, counts: dict[int, int], towards: Towards) -> Tensor:
-            labels, weights = labels_and_weights(counts, images)
+        def gradient(images: Tensor, labels: Tensor, counts: Sequence[int], towards: Towards) -> Tensor:
+            weights = class_weights(labels, images.dtype)
             stacks = {name: leaf.new_zeros(len(counts), *leaf.shape) for name, leaf in matched.items()}
             passes: list[tuple[int, Tensor, tuple[Tensor, ...]]] = []
-            for batch, pieces in micro_batches(list(counts.values()), self.micro_batch):
+            for batch, pieces in micro_batches(counts, self.micro_batch):
                 for place, part in pieces:
                     pixels = images[batch][part].detach().requires_grad_()
                     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused ones have no second derivative

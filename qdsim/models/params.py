@@ -19,8 +19,38 @@ def clone(params: Params) -> Params:
 
 
 def to(params: Params, device: torch.device) -> Params:
-    """Move every tensor to ``device``."""
-    return {name: tensor.to(device) for name, tensor in params.items()}
+    """Move every tensor to ``device``, where it is not there already, all in one copy."""
+    return dict(zip(params, move(list(params.values()), device), strict=True))
+
+
+def move(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return tensors on ``device``. Between host and GPU those of a dtype go as one: each copy waits for the GPU."""
+    moved = list(tensors)
+    if all(tensor.device.type == device.type for tensor in moved):
+        return moved
+    for dtype in {tensor.dtype: None for tensor in moved}:
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        there = flat([tensors[place] for place in places]).to(device)
+        for place, part in zip(places, unflat(there, [tensors[place] for place in places]), strict=True):
+            moved[place] = part
+    return moved
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Return all numbers of tensors of one dtype as one vector, a copy."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflat(numbers: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of :func:`flat`'s vector in the shapes that they had."""
+    parts = numbers.split_with_sizes([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def put_back_(params: Params, before: Tensor, changes: Tensor) -> None:
+    """In place: what ``before``, their :func:`flat`, says, unless ``changes``, a truth value on the device."""
+    tensors = list(params.values())
+    torch._foreach_copy_(tensors, unflat(torch.where(changes, flat(tensors), before), tensors))
 
 
 def subtract(left: Params, right: Params) -> Params:

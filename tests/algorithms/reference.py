@@ -2,11 +2,12 @@
 
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qdsim.algorithms.distillation import DISTANCE_EPS, towards
+from qdsim.algorithms.distillation import DISTANCE_EPS, MatchedImages, matched_images, towards
 from qdsim.algorithms.local_sgd import cross_entropy
 from qdsim.models.compute import Compute
 from qdsim.models.model import Model
@@ -52,4 +53,12 @@ def class_gradients(
 
 def pixel_gradients(compute: Compute, params: Params, images: Tensor, counts: dict[int, int], real: Params) -> Tensor:
     """∇_S d for all classes of a batch, with the real gradients stacked, as the simulator finds it."""
-    return compute.gradients.of_pixels(params)(images, counts, partial(towards, real=real))
+    labels = torch.tensor([c for c, count in counts.items() for _ in range(count)])
+    return compute.gradients.of_pixels(params)(images, labels, list(counts.values()), partial(towards, real=real))
+
+
+def matched(rows_of_class: dict[int, np.ndarray]) -> MatchedImages:
+    """Images that are all matched with the means of their classes."""
+    classes = np.array(list(rows_of_class))
+    (found,) = matched_images([(classes, np.ones_like(classes), rows_of_class)], torch.device("cpu"))
+    return found

@@ -9,7 +9,7 @@ import torch
 from qdsim.algorithms import distillation
 from qdsim.algorithms.local_sgd import summed_gradient
 from qdsim.models import params as P
-from tests.algorithms.reference import distance, pixel_gradients
+from tests.algorithms.reference import distance, matched, pixel_gradients
 from tests.algorithms.settings import PLAIN
 from tests.conftest import CTX, make_client, make_compute
 
@@ -100,14 +100,14 @@ def test_matching_steps_reduce_the_distance():
     images = client.normalized(np.arange(12), compute.device, torch.float32)
     _, real = summed_gradient(compute, params, images[4:], torch.zeros(8, dtype=torch.int64))
     pixels, velocity = images[:4].clone(), torch.zeros_like(images[:4])
-    matched = [n for n, p in params.items() if p.ndim >= 2]
+    looked_at = [n for n, p in params.items() if p.ndim >= 2]
 
     def d_now():
         _, g = summed_gradient(compute, params, pixels, torch.zeros(4, dtype=torch.int64))
-        return distance([g[n] for n in matched], [real[n] for n in matched]).item()
+        return distance([g[n] for n in looked_at], [real[n] for n in looked_at]).item()
 
     before = d_now()
-    rows = {0: np.arange(4)}
+    rows = matched({0: np.arange(4)})
     distillation.match(compute, params, pixels, velocity, rows, stacked(real), replace(PLAIN, steps=200))
     assert d_now() < 0.8 * before
 
@@ -125,7 +125,7 @@ def test_momentum_by_hand():
     x1 = pixels[rows] - 0.1 * g1
     g2 = pixel_gradients(compute, params, x1, {0: 2}, stacked(real))
     x2 = x1 - 0.1 * (0.5 * g1 + g2)
-    distillation.match(compute, params, pixels, velocity, {0: rows}, stacked(real), replace(PLAIN, steps=2))
+    distillation.match(compute, params, pixels, velocity, matched({0: rows}), stacked(real), replace(PLAIN, steps=2))
     torch.testing.assert_close(pixels[rows], x2)
     assert torch.equal(pixels[1], images[1])
     assert (velocity[1] == 0).all()

@@ -222,13 +222,13 @@ class TestSweeps:
     @pytest.mark.parametrize(
         ("sweep", "text"),
         [
-            ({"data.dataset": ["mnist"]}, "only fields of these sections can be swept: partition"),
-            ({"cluster.threads": [1, 2]}, "only fields of these sections can be swept"),
-            ({"seeds": [[0]]}, "only fields of these sections can be swept"),
-            ({"train.speed": [1]}, "only fields of these sections can be swept"),
+            ({"data.dataset": ["mnist"]}, "only keys of these sections can be swept: partition"),
+            ({"cluster.threads": [1, 2]}, "only keys of these sections can be swept"),
+            ({"seeds": [[0]]}, "only keys of these sections can be swept"),
+            ({"train.speed": [1]}, "unknown key; known here: rounds"),
             ({"train.lr": []}, "list at least one value"),
             ({"train.lr": [0.1, 0.1]}, "each value may be listed once"),
-            ({"train.lr": [0.1, -1.0]}, r"train\.lr = -1\.0: input should be greater than 0"),
+            ({"train.lr": [0.1, -1.0]}, r"sweep\.\"train\.lr\" = -1\.0: must be more than 0"),
         ],
         ids=str,
     )

@@ -39,6 +39,10 @@ MADE = Found(
         Measured("scaling", "2 actors", "1000 clients", "a round", 10.0, "s"),
         Measured("scaling", "100 clients", "1 actors", "a round", 2.0, "s"),
         Measured("scaling", "100 clients", "2 actors", "a round", 1.0, "s"),
+        Measured("gpu-counts", "bare PyTorch, FedAvg: one more step", "bare PyTorch", "launches", 54.0, ""),
+        Measured("gpu-counts", "bare PyTorch, FedAvg: one more step", "bare PyTorch", "GB moved", 2.9, "GB"),
+        Measured("gpu-counts", "FedAvg: one more step", "qdsim", "launches", 45.0, ""),
+        Measured("gpu-counts", "FedAvg: one more step", "qdsim", "GB moved", 1.2, "GB"),
     ],
     [
         Ratio("throughput", "W=32", "throughput of qdsim against bare PyTorch", 2.0, 1.8),
@@ -66,7 +70,9 @@ def test_what_was_measured_is_written_and_drawn(tmp_path):
     assert lines[3].endswith("| 6 ms | ≤ 5 | **not met** |")
     assert lines[4].endswith("| 2 times |  |  |")
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
-    assert drawn == {f"bench_{name}" for name in ("throughput", "overhead", "matching", "startup", "scaling")}
+    assert drawn == {
+        f"bench_{name}" for name in ("throughput", "overhead", "matching", "startup", "scaling", "gpu-counts")
+    }
 
 
 def test_a_folder_without_measurements_gets_one_line(tmp_path):
@@ -83,7 +89,9 @@ def test_unknown_benchmarks_are_named(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ended.returncode == 2
     assert ended.stderr.strip().startswith("qdsim: NAME = 'speed': allowed: throughput, overhead, matching")
-    assert suite.chosen([]) == ["throughput", "overhead", "matching", "gradients", "startup", "memory", "scaling"]
+    assert suite.chosen([]) == [
+        *("throughput", "overhead", "matching", "gradients", "startup", "memory", "scaling", "gpu-counts")
+    ]
 
 
 def test_without_its_data_memory_is_left_out(tmp_path):

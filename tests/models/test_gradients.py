@@ -84,7 +84,7 @@ def test_the_pixels_gradient_against_finite_differences(kind):
         _, _, own = class_gradients(compute, params, pixels, torch.full((3,), 1), [3])
         return distance([stack[0] / 3 for stack in own.values()], [stack[0] for stack in real.values()])
 
-    gradient = compute.gradients.of_pixels(params)(images[:3], {1: 3}, partial(towards, real=real))
+    gradient = compute.gradients.of_pixels(params)(images[:3], torch.full((3,), 1), [3], partial(towards, real=real))
     for row, y, x in [(0, 0, 0), (1, 5, 6), (2, 11, 11), (2, 3, 8)]:
         ends = []
         for h in (1e-6, -1e-6):

@@ -4,8 +4,7 @@ Autograd gives the same numbers (the tests hold both together in float64) and ta
 its kernels for instance normalisation and pooling are slow in one memory layout or the other, and the gradient of a
 gradient comes as a long chain of temporary tensors. Written out, everything stays in the layout in which convolutions
 are fast, and all classes share one pass: instance normalisation does not couple samples, so only the products with
-weights are formed class by class. On a GPU even these are one product for all samples, because there a small kernel
-costs its launch.
+weights are formed class by class. A GPU goes another way (:mod:`cuda`).
 
 Notation, for a block with input x: z = w * x + b is its convolution, h = (z - mean z) r with r = 1/sqrt(var z + ε) its
 normalisation over the positions of a channel, a = relu(γ h + β), and pooling makes the next block's x. For a tensor u,
@@ -34,9 +33,7 @@ WinogradFilters = dict[int, Tensor]
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Return images or filters in the memory layout in which convolutions are fast: channels last on a CPU."""
-    if tensor.device.type != "cpu":
-        return tensor.contiguous()
+    """Return images or filters in the memory layout in which convolutions are fast: channels last."""
     found = tensor.contiguous(memory_format=torch.channels_last)
     if found.shape[1] != 1:
         return found
@@ -206,7 +203,7 @@ def pixel_gradient(cache: ForwardCache, grads: BackwardCache, weights: Tensor, v
     dx: Tensor | None = None
     forth: patches.FirstTangent | None = None
     if cache.first:
-        filters = v["conv0.weight"][_places(pieces, weights.device)]
+        filters = v["conv0.weight"][_places(pieces)]
         forth, dy = patches.tangent(cache.first, filters)
         dx = F.avg_pool2d(_rectified(dy, cache.first.a, dy), 2)
     tangents = {}
@@ -238,11 +235,6 @@ def pixel_gradient(cache: ForwardCache, grads: BackwardCache, weights: Tensor, v
     assert grads.first
     assert forth
     return patches.pixel_gradient(cache.first, grads.first, forth, _unpool(cache.first.a, pooled))
-
-
-def class_by_class(device: torch.device) -> bool:
-    """Tell whether products with the classes' own filters are formed one after the other: not on a GPU."""
-    return device.type == "cpu"
 
 
 def _tangent(cache: ForwardCache, block: int, dx: Tensor | None, filters: Tensor, pieces: Pieces) -> Tensor:
@@ -287,12 +279,7 @@ def _tiles(transformed: Tensor, x: Tensor, pieces: Pieces) -> Pieces:
 
 def _convolve(own: _Block, filters: Tensor, pieces: Pieces) -> Tensor:
     """Convolve each class's samples with its own filters."""
-    if len(pieces) == 1 or class_by_class(filters.device):
-        found = [_convolution(own.x[part], filters[place], own.padding, own.half) for place, part in pieces]
-        return torch.cat(found)
-    columns = F.unfold(own.x, filters.shape[3:], padding=own.padding)
-    of_samples = filters.flatten(2)[_places(pieces, filters.device)]
-    return _product(torch.bmm, own.half, of_samples, columns).view_as(own.h)
+    return torch.cat([_convolution(own.x[part], filters[place], own.padding, own.half) for place, part in pieces])
 
 
 def _add_to_filters(own: _Block, g: _Back, pieces: Pieces, into: Tensor) -> None:
@@ -301,30 +288,20 @@ def _add_to_filters(own: _Block, g: _Back, pieces: Pieces, into: Tensor) -> None
         for place, tiles in _tiles(own.tiles, own.x, pieces):
             winograd.add_to_filters(own.tiles[:, tiles], g.tiles[:, tiles], into[place])
         return
-    if len(pieces) == 1 or class_by_class(into.device):
-        for place, part in pieces:
-            into[place] += _to_filters(own, own.x[part], into.shape[1:], g.z[part])
-        return
-    columns = F.unfold(own.x, into.shape[3:], padding=own.padding)
-    of_samples = _product(torch.bmm, own.half, g.z.flatten(2), columns.transpose(1, 2)).view(-1, *into.shape[1:])
-    into.index_add_(0, _places(pieces, into.device), of_samples)
+    for place, part in pieces:
+        into[place] += _to_filters(own, own.x[part], into.shape[1:], g.z[part])
 
 
 def _add_to_input(own: _Block, filters: Tensor, g_z: Tensor, pieces: Pieces, into: Tensor) -> None:
     """Add what goes back through each class's own filters to the block's input."""
-    if len(pieces) == 1 or class_by_class(filters.device):
-        for place, part in pieces:
-            into[part] += _to_input(own, own.x[part], filters[place], g_z[part])
-        return
-    of_samples = filters.flatten(2)[_places(pieces, filters.device)].transpose(1, 2)
-    columns = _product(torch.bmm, own.half, of_samples, g_z.flatten(2))
-    into += F.fold(columns, own.x.shape[2:], filters.shape[3:], padding=own.padding)
+    for place, part in pieces:
+        into[part] += _to_input(own, own.x[part], filters[place], g_z[part])
 
 
-def _places(pieces: Pieces, device: torch.device) -> Tensor:
+def _places(pieces: Pieces) -> Tensor:
     """Return each sample's place in the stack."""
-    sizes = torch.tensor([part.stop - part.start for _, part in pieces], device=device)
-    return torch.tensor([place for place, _ in pieces], device=device).repeat_interleave(sizes)
+    sizes = torch.tensor([part.stop - part.start for _, part in pieces])
+    return torch.tensor([place for place, _ in pieces]).repeat_interleave(sizes)
 
 
 def _back_through_norm(own: _Block, g: _Back, pooled: Tensor, dh: Tensor, mean_h: Tensor, dx: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qdsim.models.convnet import ConvNet
 from qdsim.models.fast import derivatives, winograd
-from qdsim.models.gradients import Objective, PixelGradient, Towards, is_matched, labels_and_weights, micro_batches
+from qdsim.models.gradients import Objective, PixelGradient, Towards, class_weights, is_matched, micro_batches
 from qdsim.models.params import Params
 
 Forward = Callable[
@@ -34,17 +34,16 @@ def forward_backward(compiled: bool) -> tuple[Forward, Backward]:
 
 @dataclass(frozen=True)
 class WrittenOut:
-    """The gradients of a ConvNet, and how its passes are done."""
+    """The gradients of a ConvNet on a CPU, and how its passes are done."""
 
     model: ConvNet
-    device: torch.device
     micro_batch: int
     half: torch.dtype | None = None
     """What convolutions are computed in, if not in float32."""
     compiled: bool = False
-    """On a CPU whole micro-batches are compiled, and no other: each size would take its own half a minute."""
+    """Whole micro-batches are compiled, and no other: each size would take its own half a minute."""
     winograd: Literal["matching", "always", "never"] = "matching"
-    """Where wide convolutions on a CPU are done by ``winograd.py``, the first block by ``patches.py``; such passes are
+    """Where wide convolutions are done by ``winograd.py``, the first block by ``patches.py``; such passes are
     not compiled."""
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
@@ -75,11 +74,11 @@ class WrittenOut:
         """Tangents along v, forwards and backwards (Pearlmutter's R operator)."""
         tiled = self.tiled(params, matching=True)
 
-        def gradient(images: Tensor, counts: dict[int, int], towards: Towards) -> Tensor:
-            labels, weights = labels_and_weights(counts, images)
+        def gradient(images: Tensor, labels: Tensor, counts: Sequence[int], towards: Towards) -> Tensor:
+            weights = class_weights(labels, images.dtype)
             stacks = {n: t.new_zeros(len(counts), *t.shape) for n, t in params.items() if is_matched(t)}
             passes = []
-            for batch, pieces in micro_batches(list(counts.values()), self.micro_batch):
+            for batch, pieces in micro_batches(counts, self.micro_batch):
                 cache = self.forward(params, images[batch], tiled)
                 g = (cache.logits.softmax(1) - F.one_hot(labels[batch], self.model.num_classes)) * weights[batch, None]
                 grads = self.backward(cache, g)
@@ -92,7 +91,7 @@ class WrittenOut:
 
     def warm_up(self) -> None:
         """Compile what will be needed, or find it in the compiler's cache."""
-        if self.compiled and self.device.type == "cpu":
+        if self.compiled:
             params = self.model.init(torch.Generator())
             cache = self.forward(params, torch.zeros(self.micro_batch, self.model.channels, *2 * [self.model.size]))
             self.backward(cache, torch.zeros_like(cache.logits))
@@ -100,7 +99,7 @@ class WrittenOut:
     def tiled(self, params: Params, matching: bool = False) -> derivatives.WinogradFilters | None:
         """Return θ's filters transformed, where passes are to use them: once for all batches at this θ."""
         asked = self.winograd == "always" or (matching and self.winograd == "matching")
-        if not asked or self.half is not None or not winograd.pays(self.model.width, self.device):
+        if not asked or self.half is not None or not winograd.pays(self.model.width):
             return None
         return derivatives.transformed(self.model, params)
 
@@ -115,5 +114,4 @@ class WrittenOut:
         return self._forward_backward(len(g), bool(cache.tiled))[1](cache, g)
 
     def _forward_backward(self, size: int, tiled: bool) -> tuple[Forward, Backward]:
-        fits = self.device.type != "cpu" or size == self.micro_batch
-        return forward_backward(self.compiled and fits and not tiled)
+        return forward_backward(self.compiled and size == self.micro_batch and not tiled)

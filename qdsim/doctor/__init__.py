@@ -1,0 +1,1 @@
+"""``qdsim doctor``: what this machine, or a cluster, can do, checked by doing it."""
