@@ -1,16 +1,19 @@
 """How long a plan takes and what it needs, from a few measured costs. Values in, values out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from qdsim.algorithms import distillation
 from qdsim.algorithms.phase import Phase
-from qdsim.experiment.plan import MATCHED_IMAGE_COST, FederationPlan, Plan, SweepPoint, Task, training_task
-from qdsim.models.compute import CPU_MICRO_BATCH, WHOLE_BATCH
-from qdsim.planning.layout import Layout, Node, lay_out
+from qdsim.experiment import sharing
+from qdsim.experiment.plan import FederationPlan, Plan, SweepPoint, Task, training_task
+from qdsim.experiment.progress import MATCHED_COST
+from qdsim.experiment.work import Costs, client_seconds
+from qdsim.models.compute import CPU_MICRO_BATCH, GPU_MICRO_BATCH
+from qdsim.planning import units
+from qdsim.planning.layout import GpuMemory, Layout, Node, lay_out
 
 PROCESS_BYTES = 350 * 2**20
 """Private memory of a process that has imported torch and Ray: 307 MB were measured before any tensor."""
@@ -34,20 +37,17 @@ FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Seconds that a core, or a GPU, takes for one sample."""
+class Within:
+    """How far off an estimate may be: factors from the least to the most."""
 
-    gradient_s: float
-    """Of a plain step."""
-    learning_s: float
-    """Of a training step, whose gradients are formed class by class."""
-    matching_s: float
-    """A synthetic image in a matching step."""
-    evaluation_s: float
+    costs: tuple[float, float]
+    """On what samples cost."""
+    beside: tuple[float, float] = (1 / 1.3, 1.3)
+    """On what rounds and the start cost beside them."""
 
-    def scaled(self, factor: float) -> "Costs":
-        """Return the costs of a network with so many times the operations."""
-        return Costs(*(factor * cost for cost in astuple(self)))
+
+MEASURED = Within((1 / 1.3, 1.3))
+"""Where a probe has measured: runs were within 30 % of their plans."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ class PhaseTime:
     waves: int
     """How often a lane is used in a round."""
     wall_s: float
+    low_s: float = 0.0
+    """At the least, with costs that are lower by what they are known to."""
+    high_s: float = 0.0
 
 
 def actor_bytes(plan: Plan, packed: int) -> int:
@@ -71,8 +74,18 @@ def actor_bytes(plan: Plan, packed: int) -> int:
 
 
 def gpu_bytes(plan: Plan, packed: int) -> int:
-    """Return the GPU memory that an actor is expected to take: the whole batch at once, unless the job says less."""
-    return CUDA_BYTES + _working_bytes(plan, packed, WHOLE_BATCH)
+    """Return the GPU memory that an actor is expected to take: 256 samples at once, unless the job says less."""
+    return CUDA_BYTES + _working_bytes(plan, packed, GPU_MICRO_BATCH) + _shard_bytes(plan, packed)
+
+
+def _shard_bytes(plan: Plan, packed: int) -> int:
+    """Return what the shards of so many clients take on a GPU, where they stay."""
+    most = 0.0
+    for point, federation in plan.federations():
+        images = sum(len(labels) for labels in federation.labels)
+        share = min(1.0, packed / len(federation.labels))
+        most = max(most, share * images * point.model.channels * point.model.size**2)
+    return int(most)
 
 
 def _working_bytes(plan: Plan, packed: int, micro_batch: int) -> int:
@@ -88,14 +101,34 @@ def _working_bytes(plan: Plan, packed: int, micro_batch: int) -> int:
     return most
 
 
-def layout_of(plan: Plan, nodes: Sequence[Node], gpus: int | None) -> Layout:
-    """Lay a plan's clients out on nodes; see :func:`qdsim.planning.layout.lay_out`."""
-    return lay_out(plan.max_clients, plan.job.cluster, nodes, partial(actor_bytes, plan), gpus, loads(plan))
+def layout_of(plan: Plan, nodes: Sequence[Node], gpus: int | None, gpu_memory: float | None = None) -> Layout:
+    """Lay a plan's clients out on nodes; see :func:`qdsim.planning.layout.lay_out`. A run and a plan both do.
+
+    ``gpu_memory``: of the smallest GPU, None where nobody tells.
+    """
+    memory = GpuMemory(gpu_memory, partial(gpu_bytes, plan)) if gpu_memory else None
+    return lay_out(plan.max_clients, plan.job.cluster, nodes, partial(actor_bytes, plan), gpus, loads(plan), memory)
+
+
+def packing_note(plan: Plan, layout: Layout, gpu_memory: float | None) -> str | None:
+    """Say that clients were packed because of the GPUs' memory; None where they were not."""
+    packed = max(len(group) for group in layout.clients)
+    wanted = plan.job.cluster.clients_per_actor
+    if not (layout.gpus and gpu_memory and packed > 1) or (isinstance(wanted, int) and wanted > 1):
+        return None
+    each, of_gpu = gpu_bytes(plan, packed), units.size(gpu_memory)
+    holds = int(gpu_memory // each)
+    if holds > layout.on_one_gpu:
+        return None
+    return (
+        f"{packed} clients share an actor (auto): a GPU of {of_gpu} holds {holds} actors of {units.size(each)}; "
+        "the results are the same bits"
+    )
 
 
 def loads(plan: Plan) -> list[float]:
     """Return how much each client has to do in training, all federations together: one set of actors serves all."""
-    alike = Costs(1.0, 1.0, MATCHED_IMAGE_COST, 0.0)
+    alike = Costs(1.0, 1.0, MATCHED_COST, 0.0)
     total = np.zeros(plan.max_clients)
     for training in (training_task(point, at) for point, at in plan.federations()):
         for phase in training.phases():
@@ -104,36 +137,17 @@ def loads(plan: Plan) -> list[float]:
     return [float(value) for value in total]
 
 
-def client_seconds(task: Task, phase: Phase, costs: Costs) -> np.ndarray:
-    """Return how long each client's step of a round takes."""
-    point, at = task.point, task.federation
-    stage, sizes = phase.stage, task.sizes(phase)
-    batch = np.minimum(sizes, stage.batch_size).astype(float)
-    synthetic = at.partition.synthetic_counts(point.hyper.synthetic.scale).sum(1)
-    if phase.name == "finetune":
-        real = np.minimum(at.partition.counts, stage.batch_size).sum(1)
-        matched = costs.learning_s * real + costs.matching_s * synthetic
-        descents = (distillation.FINETUNE_STEPS - 1) * distillation.FINETUNE_EPOCHS
-        return np.asarray(distillation.FINETUNE_STEPS * matched + descents * costs.gradient_s * synthetic)
-    if phase.learns:
-        settings = point.hyper.synthetic
-        matched = np.minimum(synthetic, settings.batch) * settings.steps if settings.matching else 0 * synthetic
-        return np.asarray(stage.steps * (costs.learning_s * batch + costs.matching_s * matched))
-    if phase.reads_once:
-        return np.asarray(costs.evaluation_s * sizes)
-    return np.asarray(stage.steps * costs.gradient_s * batch)
+def phase_times(plan: Plan, layout: Layout, lanes: int, costs: Costs, within: Within = MEASURED) -> list[PhaseTime]:
+    """Return every phase that the plan computes with its expected duration: what cells share counts once.
 
-
-def phase_times(plan: Plan, layout: Layout, lanes: int, costs: Costs) -> list[PhaseTime]:
-    """Return every phase of the plan with its expected duration, no training found again.
-
-    ``costs`` are those of the first cell's network.
+    ``costs`` are those of the first cell's network. A training that lies in ``--out`` from before is not left out.
     """
-    tasks = [*(training_task(point, at) for point, at in plan.federations()), *plan.tasks()]
-    return [_phase_time(plan, task, phase, layout, lanes, costs) for task in tasks for phase in task.phases()]
+    return [_phase_time(plan, task, phase, layout, lanes, costs, within) for task, phase in sharing.computed(plan)]
 
 
-def _phase_time(plan: Plan, task: Task, phase: Phase, layout: Layout, lanes: int, costs: Costs) -> PhaseTime:
+def _phase_time(
+    plan: Plan, task: Task, phase: Phase, layout: Layout, lanes: int, costs: Costs, within: Within
+) -> PhaseTime:
     point, at = task.point, task.federation
     costs = costs.scaled(point.model.forward_flops / plan.points[0].model.forward_flops)
     share = phase.stage.participation
@@ -149,12 +163,21 @@ def _phase_time(plan: Plan, task: Task, phase: Phase, layout: Layout, lanes: int
     takes_part = max(1, round((seconds > 0).sum() * share))
     wall_s = phase.stage.rounds * a_round_s + own_s
     waves = -(-takes_part // side_by_side)
-    return PhaseTime(*task.key(phase.name), phase.stage.rounds, waves, wall_s)
+    beside_s = phase.stage.rounds * ROUND_S
+    low_s, high_s = ((wall_s - beside_s) * f + beside_s * b for f, b in zip(within.costs, within.beside, strict=True))
+    return PhaseTime(*task.key(phase.name), phase.stage.rounds, waves, wall_s, low_s, high_s)
 
 
 def total_s(times: Iterable[PhaseTime]) -> float:
     """Return the whole duration, start-up included."""
     return START_S + sum(time.wall_s for time in times)
+
+
+def range_s(times: Iterable[PhaseTime], within: Within) -> tuple[float, float]:
+    """Return the whole duration at the least and at the most."""
+    low, high = within.beside
+    times = list(times)
+    return START_S * low + sum(time.low_s for time in times), START_S * high + sum(time.high_s for time in times)
 
 
 def storage_bytes(plan: Plan) -> int:

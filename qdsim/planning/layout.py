@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from qdsim.errors import CannotPlace
 from qdsim.experiment.sections import Cluster
+from qdsim.planning import units
 
 ACTOR_BYTES = 400 * 2**20
 """What an actor takes where nobody has estimated it: 330 MB with torch were measured before it holds anything."""
@@ -77,6 +78,11 @@ class Layout:
         """Tell whether all of them fit."""
         return sum(self.held_by(nodes)) >= len(self.clients)
 
+    @property
+    def on_one_gpu(self) -> int:
+        """Return how many of these actors a GPU may come to hold; 0 without GPUs."""
+        return min(len(self.clients), UNIT // max(1, _units(self.gpus))) if self.gpus else 0
+
     def table(self, nodes: Sequence[Node]) -> tuple[tuple[str, ...], ...]:
         """Return of each node its name, CPUs, GPUs, memory in GB, and how many of these actors it holds."""
         rows = []
@@ -87,9 +93,24 @@ class Layout:
 
     def __str__(self) -> str:
         """Say what is asked for."""
-        each = [f"{self.gpus:g} GPU"] if self.gpus else []
-        each += [f"{self.cpus:g} CPU"] + ([f"{self.memory_bytes / 1e9:.2g} GB"] if self.memory_bytes else [])
+        each = [units.gpu_share(self.gpus)] if self.gpus else []
+        each += [f"{self.cpus:g} CPU"] + ([units.size(self.memory_bytes)] if self.memory_bytes else [])
         return f"{len(self.clients)} actors of {', '.join(each)} each"
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """What the GPUs of a cluster have, and what actors take of it."""
+
+    there: float
+    """Bytes of the smallest of them."""
+    actor_bytes: Callable[[int], int]
+    """Of an actor with so many clients."""
+
+    def holds(self, layout: Layout) -> bool:
+        """Tell whether a GPU has memory for as many of these actors as may come to sit on it."""
+        packed = max(len(group) for group in layout.clients)
+        return layout.on_one_gpu * self.actor_bytes(packed) <= self.there
 
 
 def lay_out(
@@ -99,12 +120,17 @@ def lay_out(
     actor_bytes: Callable[[int], int] = lambda packed: ACTOR_BYTES,
     gpus: int | None = None,
     loads: Sequence[float] = (),
+    gpu_memory: GpuMemory | None = None,
 ) -> Layout:
     """Divide clients into actors and choose each actor's share of a node; refuse what does not fit.
 
     ``actor_bytes(n)`` is what an actor with n clients is expected to take. ``gpus``: how many an autoscaler may come
     to; then nothing is refused, since nodes are still to come. ``loads`` says how much each client has to do: actors
-    get about equal sums of it, since a round lasts as long as the busiest of them.
+    get about equal sums of it, since a round lasts as long as the busiest of them. ``gpu_memory``: None where it is not
+    known.
+
+    Where a GPU's memory is too small for an actor for each client, and neither number is fixed (GPUs are shared by
+    ``auto``, clients per actor ``auto`` or the one that is the default), as many clients go into an actor as it takes.
     """
     total = max(int(sum(node.gpus for node in nodes)), gpus or 0)
     ask = _Ask(clients, wanted, nodes, actor_bytes, total, loads)
@@ -112,9 +138,26 @@ def lay_out(
     for per_actor in range(1, clients + 1) if fixed is None else [fixed]:
         found = ask.at(per_actor)
         crowded = fixed is None and len(found.clients) > ask.most_actors
-        if not crowded and (gpus is not None or found.fits(nodes)):
+        fits = gpus is not None or found.fits(nodes)
+        if fits and gpu_memory is not None and not gpu_memory.holds(found):
+            if fixed == 1 and wanted.gpus_per_client == "auto":
+                return lay_out(
+                    clients, replace(wanted, clients_per_actor="auto"), nodes, actor_bytes, gpus, loads, gpu_memory
+                )
+            if fixed is None and per_actor < clients:
+                continue
+            raise _gpu_refusal(ask, found, gpu_memory)
+        if not crowded and fits:
             return found
     raise _refusal(ask, found)
+
+
+def without_cores(layout: Layout, wanted: Cluster, free: Sequence[Node]) -> Layout:
+    """Have actors on GPUs ask for next to no CPU where others hold the cores at the moment, and the GPUs are free."""
+    if not layout.gpus or wanted.cpus_per_actor != "auto" or layout.fits(free):
+        return layout
+    modest = replace(layout, cpus=TOKEN_CPU)
+    return modest if modest.fits(free) else layout
 
 
 def grouped(clients: int, most: int, loads: Sequence[float] = ()) -> tuple[tuple[int, ...], ...]:
@@ -180,8 +223,12 @@ class _Ask:
         if isinstance(wanted.cpus_per_actor, float):
             cpus = wanted.cpus_per_actor
         else:
-            # where GPUs decide the placement, CPUs must not: the node with the GPUs may have few of them
-            share = TOKEN_CPU if fraction else min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
+            share = min(1.0, 0.5 * sum(node.cpus for node in nodes) / len(groups))
+            if fraction:
+                # a core for each process, since its kernels are launched from there; but GPUs decide the placement, so
+                # where a node has fewer cores than its GPUs hold actors, the share of each that leaves no GPU idle
+                on_gpus = [(node.cpus, node.holds(fraction, 0, 0)) for node in nodes]
+                share = min((min(1.0, cores / held) for cores, held in on_gpus if held), default=TOKEN_CPU)
             cpus = max(TOKEN_CPU, int(share * 100) / 100)
         asked = wanted.memory_per_actor_gb
         memory_bytes = int(asked * 1e9) if isinstance(asked, float) else self.actor_bytes(min(per_actor, clients))
@@ -195,8 +242,26 @@ def _refusal(ask: _Ask, found: Layout) -> CannotPlace:
     nodes = ask.nodes
     cpus, memory = sum(n.cpus for n in nodes), sum(n.memory_bytes for n in nodes)
     held = f"which hold {sum(found.held_by(nodes))}"
-    has = f"{ask.gpus} GPUs, {cpus:g} CPUs and {memory / 1e9:.1f} GB on {len(nodes)} nodes, {held}"
+    has = f"{ask.gpus} GPUs, {cpus:g} CPUs and {units.size(memory)} on {len(nodes)} nodes, {held}"
     return CannotPlace(str(found), has, _fix(ask, found), found.table(nodes))
+
+
+def _gpu_refusal(ask: _Ask, found: Layout, memory: GpuMemory) -> CannotPlace:
+    """Say how many actors a GPU's memory holds, and the settings that were tried here and fit."""
+    packed = max(len(group) for group in found.clients)
+    needed = memory.actor_bytes(packed)
+    asked = f"{found.on_one_gpu} actors of {units.size(needed)} on a GPU"
+    has = f"{units.size(memory.there)} there, which hold {int(memory.there // needed)}"
+    fix = "set cluster.micro_batch lower, or take a smaller model.width"
+    for per_actor in range(packed, ask.clients + 1):
+        fit = int(memory.there // memory.actor_bytes(per_actor))
+        if not fit:
+            break
+        tried = ask.at(per_actor, gpus_per_client=UNIT // fit / UNIT)
+        if tried.fits(ask.nodes) and memory.holds(tried):
+            fix = f"set cluster.gpus_per_client to {tried.gpus:g} and cluster.clients_per_actor to {per_actor}"
+            break
+    return CannotPlace(asked, has, fix, found.table(ask.nodes))
 
 
 def _fix(ask: _Ask, found: Layout) -> str:

@@ -16,11 +16,12 @@ from qdsim.clocks import Stopwatch
 from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import View
 from qdsim.experiment.plan import Plan
-from qdsim.federation.client_host import ClientHost, Images, Shard, keep_freed_memory, use_threads
+from qdsim.experiment.work import Costs
+from qdsim.federation.client_host import ClientHost, Images, Shard
 from qdsim.models.compute import make_compute
+from qdsim.models.device import set_up
 from qdsim.models.model import Model
 from qdsim.models.numerics import Numerics
-from qdsim.planning.estimate import Costs
 
 STEPS = 4
 EVALUATED = 1000
@@ -54,8 +55,7 @@ def measure(sample: ProbeClient, device: torch.device | None = None) -> Costs:
 
     The clock is that of ``compute_s``, CPU time or device time: what else the machine does at the moment is left out.
     """
-    use_threads(sample.numerics.threads)
-    keep_freed_memory()
+    set_up(sample.numerics)
     device = device or torch.device("cpu")
     rng = np.random.default_rng(SEED)
     shape = (sample.model.channels, sample.model.size, sample.model.size)

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 
 from qdsim.algorithms.phase import ClientUpdate
 from qdsim.data.datasets import Normalization
+from qdsim.errors import CannotPlace
 from qdsim.federation.chaos import Fault
-from qdsim.federation.client_host import ClientHost, Images, device_of, keep_freed_memory, limit_memory, use_threads
+from qdsim.federation.client_host import ClientHost, Images
 from qdsim.models import params as P
 from qdsim.models.compute import make_compute
+from qdsim.models.device import DeviceInfo, choose_device, describe, limit_memory, set_up
 from qdsim.models.model import Model
 from qdsim.models.numerics import Numerics
 from qdsim.models.params import PackedParams
@@ -24,8 +27,12 @@ class ActorPlace:
 
     node_id: str
     gpu_id: str
-    device: str
-    """``cpu`` or ``cuda``."""
+    device: DeviceInfo
+
+    @property
+    def on_gpu(self) -> bool:
+        """Tell whether it computes on a GPU; one that it was granted may have been replaced by the CPU."""
+        return self.device.model != "cpu"
 
 
 @ray.remote
@@ -42,20 +49,27 @@ class ClientActor:
         numerics: Numerics,
         client_ids: tuple[int, ...],
         gpu_share: float,
+        cpu_fallback: bool,
     ):
-        use_threads(numerics.threads)
-        keep_freed_memory()
+        set_up(numerics)
         context = ray.get_runtime_context()
         gpu_ids = context.get_accelerator_ids()["GPU"]
-        device = device_of(gpu_ids)
-        limit_memory(device, gpu_share)
-        self._place = ActorPlace(context.get_node_id(), ",".join(gpu_ids), device.type)
+        self._unusable: CannotPlace | None = None
+        try:
+            device = choose_device(gpu_ids, cpu_fallback=cpu_fallback)
+            limit_memory(device, gpu_share)
+        except CannotPlace as error:
+            # told when it is asked for its place: of an actor that ends here Ray would tell a traceback
+            device, self._unusable = torch.device("cpu"), error
+        self._place = ActorPlace(context.get_node_id(), ",".join(gpu_ids), describe(device))
         compute = make_compute(model, device, numerics)
         images = Images(train, test, test_labels, normalization)
         self._host = ClientHost(compute, images, client_ids, self._place.node_id, self._place.gpu_id)
 
     def place(self) -> ActorPlace:
-        """Return where it runs, once it has started."""
+        """Return where it runs, once it has started; raise where it was granted a GPU that it cannot use."""
+        if self._unusable is not None:
+            raise self._unusable
         return self._place
 
     def call(self, method: str, packed: PackedParams | None, *arguments: Any) -> tuple[Any, float]:

@@ -4,14 +4,16 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray.exceptions import AuthenticationError
 
 from qdsim.errors import BadInput, CannotPlace, CannotReach, ClusterLost, Interrupted
@@ -21,6 +23,11 @@ from qdsim.ray_engine.environment import how_to_authenticate
 
 VITAL = ("gcs_server", "raylet")
 """Processes that a cluster cannot do without, by the names that the system has of them."""
+KNOCK_S = 5.0
+"""Longer than any network takes to make a connection; Ray itself waits for two minutes, and says so in C++."""
+CLIENT_SCHEME = "ray://"
+CLIENT_PORT = 10001
+"""Of Ray's client server, where its address names none."""
 WATCH_S = 0.5
 GRACE_S = 5.0
 """From the loss of one to the end of this process, unless it ends by itself."""
@@ -64,6 +71,46 @@ def most_gpus() -> int | None:
 def free() -> dict[str, float]:
     """Return the CPUs and GPUs that nobody holds at the moment."""
     return {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}  # type: ignore[no-untyped-call]
+
+
+def check_reachable(address: str | None) -> None:
+    """Refuse an address where nobody listens, before Ray waits there; ``None`` is that of the environment, if any."""
+    where = address or os.environ.get("RAY_ADDRESS")
+    if not where or where == "local" or is_connected():
+        return
+    tried = _places(where)
+    failed = ""
+    for host, port in tried:
+        try:
+            socket.create_connection((host, port), timeout=KNOCK_S).close()
+            return
+        except OSError as error:
+            failed = f"nobody answers at {host}, port {port} ({error.strerror or error})"
+    if failed:
+        fix = "see that the head runs, and that its port can be reached from here; auto takes a cluster on this machine"
+        raise CannotReach(where, failed, fix)
+
+
+def _places(where: str) -> list[tuple[str, int]]:
+    """Return where a cluster's head may listen; nothing where Ray alone can tell."""
+    if where.startswith(CLIENT_SCHEME):
+        named = where
+    elif "://" in where:  # of somebody's own kind of cluster
+        return []
+    else:
+        try:
+            named = f"//{services.canonicalize_bootstrap_address(where) or ''}"
+        except (ValueError, OSError):  # auto without a cluster, or no address: Ray says so at once
+            return []
+    given = [named] if where == "auto" else [named, where if where.startswith(CLIENT_SCHEME) else f"//{where}"]
+    found = []
+    for text in given:
+        with suppress(ValueError):  # a port that is no number
+            parts = urlsplit(text)
+            port = parts.port or (CLIENT_PORT if where.startswith(CLIENT_SCHEME) else None)
+            if parts.hostname and port:
+                found.append((parts.hostname, port))
+    return list(dict.fromkeys(found))
 
 
 def is_connected() -> bool:
@@ -226,6 +273,7 @@ def connected(
         folder = _session_folder()
     else:
         where = address or os.environ["RAY_ADDRESS"]
+        check_reachable(where)
         try:
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, namespace="qdsim")
         except AuthenticationError as error:

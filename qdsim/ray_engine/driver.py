@@ -14,14 +14,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from qdsim.errors import QdsimError
 from qdsim.experiment.plan import Plan
-from qdsim.experiment.progress import Event, Notice, Progress
+from qdsim.experiment.progress import Event, Notice, Progress, Step
 from qdsim.experiment.runner import Experiment
 from qdsim.federation.chaos import Chaos, Fault
-from qdsim.federation.client_host import Images, use_threads
+from qdsim.federation.client_host import Images
+from qdsim.models.device import DeviceInfo, set_up
 from qdsim.planning.estimate import layout_of
 from qdsim.ray_engine import cluster
 from qdsim.ray_engine.executor import RayExecutor
 from qdsim.ray_engine.metrics import Gauges
+from qdsim.ray_engine.probe import gpu_memory
 from qdsim.ray_engine.reservation import release
 from qdsim.ray_engine.worker_group import WorkerGroup, start_workers
 from qdsim.ray_engine.workers import first_line
@@ -37,7 +39,7 @@ class DriverActor:
     """Aggregates, schedules phases and writes the tables; the command line only watches it."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | DeviceInfo] = deque()
         self._lock = threading.Lock()
         self._reported_s = 0.0
         self._gauges: Gauges | None = None
@@ -52,7 +54,7 @@ class DriverActor:
         trained_in: StoragePath | None,
     ) -> None:
         """Run the whole plan. Of the images there are references only: they never come into this process."""
-        use_threads(plan.job.cluster.threads)
+        set_up(plan.job.cluster.numerics())
         self._gauges = Gauges(run_dir.name)
         chaos = Chaos(faults, run_dir)
         executor = RayExecutor(plan.job.cluster, group, chaos, self._emit)
@@ -66,20 +68,20 @@ class DriverActor:
                 fault.strike()
         self._emit(event)
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, event: Event | DeviceInfo) -> None:
         now_s = time.monotonic()
         if isinstance(event, Progress):
             if event.row is None and event.round_number and now_s - self._reported_s < PROGRESS_EVERY_S:
                 return
             self._reported_s = now_s
-        if self._gauges is not None:
+        if self._gauges is not None and not isinstance(event, DeviceInfo):
             self._gauges.record(event)
         with self._lock:
             self._events.append(event)
 
     @ray.method(concurrency_group="watch")
-    def events(self) -> list[Event]:
-        """Return what has happened since the last call."""
+    def events(self) -> list[Event | DeviceInfo]:
+        """Return what has happened since the last call, and on which devices the clients are."""
         with self._lock:
             events = list(self._events)
             self._events.clear()
@@ -93,6 +95,7 @@ def run_on_ray(
     take_images: Callable[[], Images],
     faults: list[Fault],
     emit: Callable[[Event], None],
+    note_device: Callable[[DeviceInfo], None],
     check: Callable[[], None],
     trained_in: StoragePath | None = None,
     *,
@@ -105,7 +108,9 @@ def run_on_ray(
     reservations are ended here; elsewhere they end with the connection.
     """
     # what can be told at once is told before anything is moved or started
-    layout_of(plan, cluster.nodes(), cluster.most_gpus())
+    memory = gpu_memory()
+    layout = layout_of(plan, cluster.nodes(), cluster.most_gpus(), memory)
+    emit(Step(f"starting a driver and {len(layout.clients)} client processes"))
     images = take_images()
     normalization = images.normalization
     refs = [ray.put(array) for array in (images.train, images.test, images.test_labels)]
@@ -120,10 +125,13 @@ def run_on_ray(
         driver = _start_driver()
         rounds = 0
         try:
-            group = start_workers(plan, run_dir.name, refs, normalization, notify, check)
+            group = start_workers(plan, run_dir.name, refs, normalization, notify, check, memory)
             stored = trained_in.resolve() if trained_in is not None else None
             running = driver.run.remote(plan, run_dir.resolve(), owner, group, faults, stored)
             for event in _watch(driver, running, check):
+                if isinstance(event, DeviceInfo):
+                    note_device(event)
+                    continue
                 rounds += isinstance(event, Progress) and event.row is not None
                 emit(event)
             return
@@ -158,7 +166,7 @@ def _start_driver() -> Any:
     return cls.options(scheduling_strategy=here).remote()
 
 
-def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Event]:
+def _watch(driver: Any, running: Any, check: Callable[[], None]) -> Iterator[Event | DeviceInfo]:
     """Yield what the driver says until it is done."""
     while True:
         done, _ = ray.wait([running], timeout=POLL_S)

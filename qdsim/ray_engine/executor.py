@@ -7,23 +7,25 @@ for a result has the queue worked off meanwhile.
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from qdsim.algorithms.phase import ClientUpdate, RoundContext
-from qdsim.errors import BadInput, ClientFailed, StorageFailed
+from qdsim.errors import BadInput, CannotPlace, ClientFailed, OutOfMemory, StorageFailed
 from qdsim.experiment.progress import Notice
 from qdsim.experiment.sections import Cluster
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.federation.client_states import ClientStateStore
 from qdsim.federation.executor import Call, Future
 from qdsim.models import params as P
+from qdsim.models.device import gpu_failure, memory_advice, memory_numbers
 from qdsim.models.params import Params
 from qdsim.ray_engine.failures import Decision, FailureKind, decide
 from qdsim.ray_engine.worker_group import WorkerGroup
-from qdsim.ray_engine.workers import POLL_S, CallTimeout, Workers, cause_of
+from qdsim.ray_engine.workers import POLL_S, CallTimeout, Notify, Workers, cause_of
 
 SMALL_BYTES = 100_000
 """A model of this size goes along with each call: up to 100 KiB Ray sends what is passed as part of the message, which
@@ -91,11 +93,10 @@ class RayExecutor:
 
     overlaps = True
 
-    def __init__(self, wanted: Cluster, group: WorkerGroup, chaos: Chaos, notify: Callable[[Notice], None]):
+    def __init__(self, wanted: Cluster, group: WorkerGroup, chaos: Chaos, notify: Notify):
         self._wanted, self._chaos = wanted, chaos
         self._workers = Workers(wanted, group, notify)
         self._worker_of = {client: w for w, clients in enumerate(self._workers.clients) for client in clients}
-        self.device = "cuda" if any(self._workers.is_on_gpu(w) for w in range(len(self._workers))) else "cpu"
         self.states = ClientStateStore()
         self._setup: tuple[str, tuple[Any, ...]] | None = None
         """The call that a new actor is given again."""
@@ -108,6 +109,11 @@ class RayExecutor:
         """The longest step so far, by phase."""
         if wanted.compile:
             self._compile(notify)
+
+    @property
+    def device(self) -> str:
+        """The device that the clients have computed on so far, all of them where the job allows several."""
+        return self._workers.devices.fingerprint
 
     @property
     def lanes(self) -> int:
@@ -237,7 +243,7 @@ class RayExecutor:
                     raise CallTimeout(f"no answer for {timeout_s:.0f} s (cluster.step_timeout_s)")
                 value, elapsed_s = ray.get(ref)
             except RayTaskError as error:
-                self._handle_failure("raised", future, error)
+                self._handle_failure(gpu_failure(error.cause) or "raised", future, error)
             except CallTimeout as error:
                 self._handle_failure("timed_out", future, error)
             except RayError as error:
@@ -279,7 +285,7 @@ class RayExecutor:
 
     def _handle_failure(self, kind: FailureKind, future: RayFuture, error: Exception | None) -> None:
         """Do what the policy decides."""
-        future.attempts += kind not in ("raised", "actor_replaced")
+        future.attempts += kind not in ("raised", "out_of_memory", "actor_replaced")
         decision = decide(kind, future.attempts, self._wanted.attempts)
         if decision is Decision.GIVE_UP:
             assert error is not None
@@ -317,15 +323,19 @@ class RayExecutor:
     def _give_up(self, worker: int, call: Call, error: Exception, attempts: int = 1) -> NoReturn:
         """Stop the run: leaving a client out would change the result."""
         cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, BadInput | StorageFailed):
+        if isinstance(cause, BadInput | CannotPlace | StorageFailed):
             raise cause from None
         client_id = self._workers.clients[worker][0] if call.client_id is None else call.client_id
         phase, number = (call.step_of.phase, call.step_of.round_number) if call.step_of else (call.method, 0)
-        again = f"; given up after {attempts} attempts (cluster.attempts)" if attempts > 1 else ""
         where = self._workers.where(worker)
+        if gpu_failure(cause) == "out_of_memory":
+            numbers = memory_numbers(str(cause))
+            fix = memory_advice(asdict(self._wanted), self._workers.gpu_share(worker))
+            raise OutOfMemory(client_id, phase, number, where, numbers, fix) from error
+        again = f"; given up after {attempts} attempts (cluster.attempts)" if attempts > 1 else ""
         raise ClientFailed(client_id, phase, number, where, cause_of(error) + again) from error
 
-    def _compile(self, notify: Callable[[Notice], None]) -> None:
+    def _compile(self, notify: Notify) -> None:
         """Have one actor of each node compile, and the others find it in the cache that they share."""
         notify(Notice("compiling the steps (cluster.compile); the next run finds them in the compiler's cache"))
         first = self._workers.first_of_nodes()

@@ -3,10 +3,14 @@
 from enum import Enum
 from typing import Literal
 
-FailureKind = Literal["raised", "actor_lost", "timed_out", "update_lost", "actor_replaced"]
-"""``raised``: the call itself raised. ``actor_lost``: its process or node is gone. ``timed_out``: it has not returned
-in time. ``update_lost``: the step is done, and its update was lost with the node that held it. ``actor_replaced``:
-another call has found the actor lost, and it was replaced while this one was under way."""
+FailureKind = Literal[
+    "raised", "gpu_failed", "out_of_memory", "actor_lost", "timed_out", "update_lost", "actor_replaced"
+]
+"""``raised``: the call itself raised. ``gpu_failed``: its GPU, or one of CUDA's libraries, reported an error, after
+which the process cannot use the GPU any more. ``out_of_memory``: it asked for more memory than there is.
+``actor_lost``: its process or node is gone. ``timed_out``: it has not returned in time. ``update_lost``: the step is
+done, and its update was lost with the node that held it. ``actor_replaced``: another call has found the actor lost, and
+it was replaced while this one was under way."""
 
 
 class Decision(Enum):
@@ -23,9 +27,10 @@ class Decision(Enum):
 def decide(kind: FailureKind, attempts: int, max_attempts: int) -> Decision:
     """Decide on a failed call; ``attempts`` counts how often it was made and lost, this time included.
 
-    A call that raised would raise again. One whose actor was replaced meanwhile is not to blame for it.
+    A call that raised would raise again, as would one that ran out of memory. One whose actor was replaced meanwhile is
+    not to blame for it.
     """
-    if kind == "raised":
+    if kind in ("raised", "out_of_memory"):
         return Decision.GIVE_UP
     if kind == "actor_replaced":
         return Decision.RETRY

@@ -2,7 +2,7 @@
 
 from ray.util.metrics import Gauge
 
-from qdsim.experiment.progress import Event, Notice
+from qdsim.experiment.progress import Event, Notice, Step
 
 METRICS = {
     "qdsim_round": "Round of the phase",
@@ -33,6 +33,8 @@ class Gauges:
         if isinstance(event, Notice):
             self._replaced += event.actor_replaced
             self._set("actors_replaced", self._replaced)
+            return
+        if isinstance(event, Step):
             return
         self._tags = {"run": self._run_id, "phase": event.phase, "method": event.method}
         self._set("round", event.round_number)

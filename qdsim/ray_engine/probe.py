@@ -3,38 +3,40 @@
 from typing import Any
 
 import ray
-import torch
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayTaskError
 
-from qdsim.errors import CannotPlace
+from qdsim.errors import CannotPlace, QdsimError
 from qdsim.experiment.plan import Plan
-from qdsim.federation.client_host import device_of
-from qdsim.planning import probe
-from qdsim.planning.estimate import Costs
+from qdsim.experiment.work import Costs
+from qdsim.models.device import choose_device, set_up
+from qdsim.planning import gpus, probe
 from qdsim.planning.layout import Layout
 from qdsim.planning.probe import ProbeClient
 
 PROBE_S = 300.0
 
 
-def _measure(sample: ProbeClient) -> Costs:
+def _measure(sample: ProbeClient, cpu_fallback: bool) -> Costs:
     """Measure where the task runs."""
-    return probe.measure(sample, device_of(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
-
-
-def _gpu_memory() -> list[int]:
-    """Return the memory of each GPU where the task runs; it takes none of it, so it need not wait for one."""
-    return [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    gpu_ids = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    set_up(sample.numerics)
+    return probe.measure(sample, choose_device(gpu_ids, cpu_fallback=cpu_fallback))
 
 
 def gpu_memory() -> float | None:
-    """Return the memory of the smallest GPU of the cluster; None where no node tells of any."""
-    task: Any = ray.remote(_gpu_memory)
+    """Return the memory of the smallest GPU of the cluster; None where no node tells of any.
+
+    This node is asked without a task, for which a process would have to start.
+    """
+    task: Any = ray.remote(gpus.memory_here)
+    this = ray.get_runtime_context().get_node_id()
     with_gpus = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]  # type: ignore[no-untyped-call]
-    asked = [task.options(num_cpus=0, label_selector={"ray.io/node-id": node}).remote() for node in with_gpus]
+    away = [node for node in with_gpus if node != this]
+    asked = [task.options(num_cpus=0, label_selector={"ray.io/node-id": node}).remote() for node in away]
     answered, _ = ray.wait(asked, num_returns=len(asked), timeout=PROBE_S) if asked else ([], [])
     found = [memory for own in ray.get(answered) for memory in own]
-    return float(min(found)) if found else None
+    found += gpus.memory_here() if this in with_gpus else []
+    return min(found, default=None)
 
 
 def measured_on(layout: Layout, plan: Plan) -> Costs:
@@ -47,7 +49,13 @@ def measured_on(layout: Layout, plan: Plan) -> Costs:
     task: Any = ray.remote(_measure).options(num_cpus=0, num_gpus=1 if layout.gpus else 0, label_selector=here)
     sample = ray.put(probe.probe_client(plan))
     try:
-        return probe.average(ray.get([task.remote(sample) for _ in range(lanes)], timeout=PROBE_S))
+        return probe.average(
+            ray.get([task.remote(sample, plan.job.cluster.cpu_fallback) for _ in range(lanes)], timeout=PROBE_S)
+        )
     except GetTimeoutError:
         asked, fix = "a probe of one client's steps", "wait for other jobs to end, or plan with --gpus"
         raise CannotPlace(asked, f"no answer for {PROBE_S:g} s", fix) from None
+    except RayTaskError as error:
+        if isinstance(error.cause, QdsimError):
+            raise error.cause from None
+        raise

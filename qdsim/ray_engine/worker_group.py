@@ -11,7 +11,7 @@ from typing import Any
 from qdsim.data.datasets import Normalization
 from qdsim.experiment.plan import Plan
 from qdsim.planning import estimate
-from qdsim.planning.layout import Layout
+from qdsim.planning.layout import Layout, without_cores
 from qdsim.ray_engine import cluster
 from qdsim.ray_engine.client_actor import ClientActor
 from qdsim.ray_engine.reservation import Reservation
@@ -28,6 +28,7 @@ class WorkerGroup:
     reservation: Reservation
     start_with: tuple[Any, ...]
     """What every actor is made from."""
+    cpu_fallback: bool = False
     actors: list[Any] = field(default_factory=list)
 
     def start(self, worker: int) -> Any:
@@ -40,7 +41,7 @@ class WorkerGroup:
             memory=self.layout.memory_bytes or None,
             scheduling_strategy=self.reservation.strategy(worker),
             name=f"clients-{listed(clients, '-')}-{self.run_id}-{secrets.token_hex(4)}",
-        ).remote(*self.start_with, clients, self.layout.gpus)
+        ).remote(*self.start_with, clients, self.layout.gpus, self.cpu_fallback)
 
 
 def start_workers(
@@ -50,17 +51,24 @@ def start_workers(
     normalization: Normalization,
     notify: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
+    gpu_memory: float | None = None,
 ) -> WorkerGroup:
     """Start all actors of a plan, as soon as there is room for them; ``check`` may raise to end the wait for it.
 
-    ``images`` are references: what they refer to does not come into this process again.
+    ``images`` are references: what they refer to does not come into this process again. ``gpu_memory`` is that of the
+    smallest GPU, where it is known.
     """
     wanted = plan.job.cluster
-    layout = estimate.layout_of(plan, cluster.nodes(), cluster.most_gpus())
+    layout = estimate.layout_of(plan, cluster.nodes(), cluster.most_gpus(), gpu_memory)
+    packing = estimate.packing_note(plan, layout, gpu_memory)
+    if packing:
+        notify(packing)
+    layout = without_cores(layout, wanted, cluster.free_nodes())
     if wanted.gpus_per_client == "auto" and not layout.gpus:
         notify("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
     reservation = Reservation(layout, run_id, wanted.placement_timeout_s, notify, check)
-    group = WorkerGroup(run_id, layout, reservation, (*images, normalization, plan.points[0].model, wanted.numerics()))
+    start_with = (*images, normalization, plan.points[0].model, wanted.numerics())
+    group = WorkerGroup(run_id, layout, reservation, start_with, wanted.cpu_fallback)
     group.actors = [group.start(worker) for worker in range(len(layout.clients))]
     return group
 

@@ -2,15 +2,16 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from qdsim.errors import CannotPlace
-from qdsim.experiment.progress import Notice
+from qdsim.errors import CannotPlace, OtherDevice, UnusableGpu
+from qdsim.experiment.progress import Notice, Step
 from qdsim.experiment.sections import Cluster
+from qdsim.models.device import DeviceInfo, join_devices
 from qdsim.ray_engine import cluster
 from qdsim.ray_engine.client_actor import ActorPlace
 from qdsim.ray_engine.worker_group import WorkerGroup, listed
@@ -18,17 +19,45 @@ from qdsim.ray_engine.worker_group import WorkerGroup, listed
 ACTOR_START_S = 30.0
 """Slowest start of one actor that is still believed: torch takes 2 to 3 s of a core to import."""
 POLL_S = 1.0
+Notify = Callable[[Notice | Step | DeviceInfo], None]
+"""Takes what is to be known wherever the run is, and which devices its clients are on."""
+
+
+class DevicesSeen:
+    """The devices that a run has computed on so far, each once: of one kind, unless the job allows others."""
+
+    def __init__(self, *, mixed: bool, notify: Callable[[DeviceInfo], None]):
+        self._mixed, self._notify = mixed, notify
+        self._seen: list[DeviceInfo] = []
+
+    def take(self, places: Sequence[ActorPlace]) -> None:
+        """Note where actors have started; refuse a device of another kind, whose bits would differ."""
+        for place in places:
+            if place.device in self._seen:
+                continue
+            found, before = place.device.fingerprint, self.fingerprint
+            if self._seen and found != before and not self._mixed:
+                raise OtherDevice(before, found, place.node_id[:8])
+            self._seen.append(place.device)
+            self._notify(place.device)
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides the bits; of several kinds all of them."""
+        return join_devices(device.fingerprint for device in self._seen)
 
 
 class Workers:
     """Every worker is a client actor; its number stays when its actor is replaced."""
 
-    def __init__(self, wanted: Cluster, group: WorkerGroup, notify: Callable[[Notice], None]):
+    def __init__(self, wanted: Cluster, group: WorkerGroup, notify: Notify):
         self._wanted, self._group, self._notify = wanted, group, notify
         self.handles: list[Any] = group.actors
         self.clients = [list(clients) for clients in group.layout.clients]
         """Of each worker."""
         self.places = self._wait_for(self.handles)
+        self.devices = DevicesSeen(mixed=wanted.mixed_devices, notify=notify)
+        self.devices.take(self.places)
         self.slots = self._count_slots()
         """How many calls may run at once on each node: as many as it has cores."""
 
@@ -38,7 +67,11 @@ class Workers:
 
     def is_on_gpu(self, worker: int) -> bool:
         """Tell whether a worker computes on a GPU."""
-        return self.places[worker].device == "cuda"
+        return self.places[worker].on_gpu
+
+    def gpu_share(self, worker: int) -> float:
+        """Return which share of a GPU a worker computes on, 0 on the CPU."""
+        return self._group.layout.gpus if self.is_on_gpu(worker) else 0.0
 
     @property
     def lanes(self) -> int:
@@ -72,13 +105,16 @@ class Workers:
                 self.handles[worker] = self._start_again(worker)
                 (self.places[worker],) = self._wait_for([self.handles[worker]])
                 self.slots = self._count_slots()
+                self.devices.take([self.places[worker]])
                 prepare(worker)
                 return
-            except RayTaskError:
+            except (RayTaskError, OtherDevice):
                 raise
-            except (RayError, CannotPlace):
+            except (RayError, CannotPlace) as error:
                 if attempt == self._wanted.attempts:
                     raise
+                if isinstance(error, UnusableGpu):  # the one that it had is lost; its place stays reserved
+                    self._move_from(worker, error)
 
     def _start_again(self, worker: int) -> Any:
         """Start an actor at its place, or at another if its node turns out to be gone: Ray takes a while to notice."""
@@ -92,6 +128,13 @@ class Workers:
                 return self._group.start(worker)
         return handle
 
+    def _move_from(self, worker: int, error: UnusableGpu) -> None:
+        """Find another GPU for an actor; where there is none, what is wrong with its own is the reason to end."""
+        try:
+            self._group.reservation.move(worker, lambda text: self._notify(Notice(text)))
+        except CannotPlace:
+            raise error from None
+
     def _start_limit_s(self, actors: int) -> float:
         """Return how long actors may take to start."""
         return self._wanted.placement_timeout_s + 30 + ACTOR_START_S * actors
@@ -100,16 +143,32 @@ class Workers:
         """Return where actors run, once they have started."""
         refs = [handle.place.remote() for handle in handles]
         timeout_s = self._start_limit_s(len(refs))
-        ready, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        ready, late = self._started(refs, timeout_s)
         if late:
             found = f"{len(ready)} that started within {timeout_s:g} s"
             raise CannotPlace(f"{len(refs)} actors", found, "set cluster.clients_per_actor higher")
         try:
             places: list[ActorPlace] = ray.get(refs)
+        except RayTaskError as error:
+            if isinstance(error.cause, CannotPlace):  # it has a GPU that it cannot use
+                raise error.cause from None
+            raise
         except RayError as error:
             fix = "look at Ray's logs of that node, or set cluster.clients_per_actor higher if it ran out of memory"
             raise CannotPlace(f"{len(refs)} actors", cause_of(error), fix) from error
         return places
+
+    def _started(self, refs: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
+        """Wait for actors and say how many have started; return those that have, and those that are late."""
+        give_up_s = time.monotonic() + timeout_s
+        ready: list[Any] = []
+        while len(ready) < len(refs) and time.monotonic() < give_up_s:
+            wanted = min(len(ready) + 1, len(refs))
+            ready, _ = ray.wait(refs, num_returns=wanted, timeout=POLL_S)
+            if len(refs) > 1:
+                ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+                self._notify(Step("starting client processes", len(ready), len(refs)))
+        return ready, [ref for ref in refs if ref not in ready]
 
     def _count_slots(self) -> dict[str, int]:
         cores = {node.node_id: int(node.cpus) for node in cluster.nodes()}

@@ -35,6 +35,7 @@ CONTAINER = keys(
     image=TEXT,
     securityContext=keys(allowPrivilegeEscalation=YES_OR_NO, capabilities=keys(drop=items(one_of("ALL")))),
     ports=items(keys("containerPort", name=TEXT, containerPort=PORT)),
+    args=items(TEXT),
     env=items(keys("name value", name=TEXT, value=TEXT)),
     envFrom=items(keys(secretRef=keys("name", name=TEXT, optional=YES_OR_NO))),
     resources=keys("requests limits", requests=keys(**RESOURCES), limits=keys(**RESOURCES)),

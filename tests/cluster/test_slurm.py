@@ -32,7 +32,7 @@ unlearn = { steps = 1 }
 recover = { rounds = 1, steps = 1 }
 relearn = { rounds = 1, steps = 1 }
 synthetic = { scale = 10 }
-cluster = { gpus_per_client = 1.0 }
+cluster = { gpus_per_client = 1.0, cpu_fallback = true }
 seeds = [0]
 """
 
@@ -118,8 +118,32 @@ def test_a_job_runs_on_the_nodes_that_slurm_gives(shared, sbatch):
     assert not list(shared.glob(".qdsim-*"))
 
     (run,) = (shared / "runs").glob("tiny-*")
+    assert output.count("tables: ") == 2, "the result is repeated below what Ray says at its end"
+    assert output.rstrip().splitlines()[-1] == f"report: qdsim report runs/{run.name}"
     assert json.loads((run / "manifest.json").read_text(encoding="utf-8"))["state"] == "done"
     assert runs.table(run, "clients")["node_id"].nunique() == 2
+
+
+SHUTS_DOWN = WITHOUT_NODES + """; code=$?; for i in $(seq 40); do echo "Ray shuts down $i"; done; exit $code"""
+
+
+@pytest.mark.parametrize(
+    ("qdsim", "last"),
+    [
+        (
+            'if [ "$1" = show ]; then echo "the table of $2"; else echo "results in runs/a-1"; fi',
+            "the table of runs/a-1",
+        ),
+        ('echo "qdsim: train.lr = 0: must be more than 0" >&2; exit 2', "qdsim: train.lr = 0: must be more than 0"),
+    ],
+)
+def test_the_result_is_the_last_thing_one_reads(sbatch, qdsim, last):
+    """Below the forty lines of Ray: the table of the run that was made, or the line in which it failed."""
+    process = sbatch("job.toml", ray=SHUTS_DOWN, qdsim=qdsim)
+    output, _ = process.communicate(timeout=60)
+    lines = output.rstrip().splitlines()
+    assert "Ray shuts down 40" in lines
+    assert lines[-1] == last
 
 
 def test_the_exit_code_is_that_of_the_run(shared, sbatch):
@@ -137,6 +161,17 @@ def test_ray_that_did_not_start_is_a_failure(sbatch):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 3
     assert "Ray did not start" in output
+
+
+@pytest.mark.parametrize(("wanted", "code"), [("on", 3), ("auto", 0)])
+def test_cuda_mps_comes_before_ray(sbatch, monkeypatch, wanted, code):
+    """On each node, where QDSIM_MPS asks for it; here there is none: ``on`` ends the job, ``auto`` goes on without."""
+    monkeypatch.setenv("QDSIM_MPS", wanted)
+    process = sbatch("job.toml", ray=WITHOUT_NODES, qdsim='echo "$@"')
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "nvidia-cuda-mps-control is not installed" in output
+    assert ("run --address auto" in output) == (code == 0)
 
 
 def test_a_restarted_job_resumes(sbatch):

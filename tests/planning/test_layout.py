@@ -11,7 +11,7 @@ from qdsim.errors import CannotPlace
 from qdsim.experiment import config, plan
 from qdsim.experiment.sections import Cluster
 from qdsim.planning import estimate
-from qdsim.planning.layout import ACTOR_BYTES, Layout, Node, assign, grouped, lay_out
+from qdsim.planning.layout import ACTOR_BYTES, Layout, Node, assign, grouped, lay_out, without_cores
 from qdsim.ray_engine import cluster
 
 
@@ -70,9 +70,33 @@ def test_automatic_fractions_always_fit(clients):
 
 
 def test_gpus_decide_where_there_are_any():
-    """8 whole GPUs on a node with 2 CPUs, beside a node of 64 CPUs: the actors ask for next to no CPU."""
+    """8 whole GPUs on a node with 2 CPUs, beside a node of 64 CPUs: the actors share the two, and no GPU is idle."""
     found = lay_out(8, wanted(), [node(cpus=64.0), node(cpus=2.0, gpus=8)])
-    assert (found.bundle["CPU"], found.bundle["GPU"]) == (0.01, 1.0)
+    assert (found.bundle["CPU"], found.bundle["GPU"]) == (0.25, 1.0)
+
+
+def test_an_actor_on_a_gpu_asks_for_a_core_as_far_as_there_are_any():
+    """4 to a GPU: of 8 cores one each; of 2 half a core each, so that four still fit; three of ten: 0.3 of a core.
+
+    The share is of what the GPU holds, not of this run's actors: another run has the other half of GPU and cores.
+    """
+    quarter = wanted(gpus_per_client=0.25)
+    assert lay_out(4, quarter, [node(cpus=8.0, gpus=1)]).cpus == 1.0
+    assert lay_out(4, quarter, [node(cpus=2.0, gpus=1)]).cpus == 0.5
+    assert lay_out(2, quarter, [node(cpus=2.0, gpus=1)]).cpus == 0.5
+    assert lay_out(10, wanted(), [node(cpus=3.0, gpus=1)]).cpus == 0.3
+    assert lay_out(2, wanted(gpus_per_client=1.0), [node(cpus=4.0, gpus=1), node(cpus=0.5, gpus=1)]).cpus == 0.5
+    assert lay_out(8, wanted(cpus_per_actor=0.25), [node(gpus=8)]).cpus == 0.25
+
+
+def test_cores_that_others_hold_leave_no_gpu_idle():
+    """Two actors of half a GPU and a core each, one core free: they ask for a hundredth. What is fixed stays."""
+    layout = lay_out(2, wanted(), [node(gpus=1)])
+    assert (layout.gpus, layout.cpus) == (0.5, 1.0)
+    assert without_cores(layout, wanted(), [node(gpus=1)]) is layout
+    assert without_cores(layout, wanted(), [node(cpus=1.0, gpus=1)]).cpus == 0.01
+    assert without_cores(layout, wanted(cpus_per_actor=1.0), [node(cpus=1.0, gpus=1)]) is layout
+    assert without_cores(layout, wanted(), [node(cpus=1.0, gpus=0.5)]) is layout, "there the GPU is what is missing"
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ from qdsim.ray_engine.failures import Decision, decide
 
 
 @pytest.mark.parametrize("attempts", [0, 1, 2, 3])
-def test_a_call_that_raised_would_raise_again(attempts):
-    """It is given up at once, however many attempts are allowed."""
-    assert decide("raised", attempts, 3) is Decision.GIVE_UP
+@pytest.mark.parametrize("kind", ["raised", "out_of_memory"])
+def test_a_call_that_raised_would_raise_again(kind, attempts):
+    """It is given up at once, however many attempts are allowed; more memory is nowhere either."""
+    assert decide(kind, attempts, 3) is Decision.GIVE_UP
 
 
-@pytest.mark.parametrize("kind", ["actor_lost", "timed_out", "update_lost"])
+@pytest.mark.parametrize("kind", ["actor_lost", "gpu_failed", "timed_out", "update_lost"])
 def test_a_lost_actor_is_replaced_as_often_as_a_step_may_be_tried(kind):
     """Three attempts: lost once and twice it is replaced, lost a third time given up."""
     assert [decide(kind, n, 3) for n in (1, 2, 3)] == [Decision.REPLACE, Decision.REPLACE, Decision.GIVE_UP]

@@ -1,18 +1,21 @@
 """Actors, drivers and nodes are lost: the run goes on by itself, with the bits of one that nothing happened to."""
 
 import json
+import re
 
 import pytest
+import torch
 
-from qdsim.errors import BadInput, ClientFailed
+from qdsim.errors import BadInput, ClientFailed, OutOfMemory
 from qdsim.experiment.progress import Notice
 from qdsim.federation.chaos import Chaos, Fault
+from qdsim.models.device import gpu_failure
 from qdsim.store.run_directory import read_manifest
 from qdsim.store.verify import difference
 from tests.runs import run, table
 
 SETTINGS = {"train": {"participation": 0.8}}
-PACKED = {"clients_per_actor": 5}
+PACKED = {"clients_per_actor": 5, "cpu_fallback": True}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path,
     """Killed: an actor of five clients in training, the driver two rounds on, a client in each phase of a request.
 
     The packed actor's other clients may have had their step of the round already, or not. One hangs: no answer for ten
-    seconds, which the job says is too long.
+    seconds, which the job says is too long, and one's GPU fails, of which torch tells by its own exception.
     """
     chaos = [
         "kill client 2 at train:1",
@@ -36,6 +39,7 @@ def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path,
         "slow client 1 by 0.5 at relearn:1",
         "kill driver at recover:1",
         "hang client 7 at recover:2",
+        "break GPU of client 4 at recover:1",
     ]
     notes = []
     found = run(
@@ -48,10 +52,11 @@ def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path,
         **SETTINGS,
     )
     assert difference(undisturbed, found) is None
-    assert sum("the driver was lost" in note for note in notes) == 2
+    assert sum("the driver was lost" in note for note in notes) == 2, notes
     assert sum("the actor of clients" in note for note in notes) >= 3
     assert any("no answer for 10 s (cluster.step_timeout_s)" in note for note in notes)
-    assert len(list((found / "chaos").iterdir())) == 7, "every fault has struck"
+    assert any("Error: CUDA error: device-side assert triggered; started again" in note for note in notes)
+    assert len(list((found / "chaos").iterdir())) == 8, "every fault has struck"
 
 
 @pytest.mark.ray
@@ -70,6 +75,47 @@ def test_a_run_that_gives_up_says_who_failed_and_resumes(cluster_address, tmp_pa
     assert run(tmp_path, chaos=chaos, resume=True, **on_ray) == stopped
     assert difference(undisturbed, stopped) is None
     assert not (stopped / "failure.json").exists()
+
+
+@pytest.mark.ray
+def test_a_client_without_memory_ends_the_run_with_what_helps(cluster_address, tmp_path):
+    """Torch is asked for a petabyte: no attempt is made again, and the error has the number and the settings."""
+    with pytest.raises(OutOfMemory) as caught:
+        run(tmp_path, engine="ray", address=cluster_address, cluster=PACKED, chaos=["fill GPU of client 3 at train:1"])
+    said = str(caught.value)
+    assert re.match(
+        r"client 3 ran out of memory in train, round 1, on node \w+: 1125899906842624 bytes asked for; ", said
+    )
+    for setting in ("cluster.clients_per_actor lower (now 5)", "cluster.micro_batch lower", "model.width smaller"):
+        assert setting in said
+    manifest = read_manifest(next(tmp_path.glob("tiny-*")))
+    assert (manifest["exit_code"], manifest["error"]) == (3, said)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out_of_memory"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors"), "gpu_failed"),
+        (ValueError("CUDA error: said by somebody else"), None),
+    ],
+    ids=["out of memory", "CUDA error", "another"],
+)
+def test_torchs_errors_are_known_on_the_other_side(cluster_address, error, kind):
+    """What a task raises arrives with its type and its words: a GPU's failure stays one."""
+    import ray
+
+    def strike():
+        raise error
+
+    ray.init(address=cluster_address, namespace="errors")
+    try:
+        with pytest.raises(ray.exceptions.RayTaskError) as caught:
+            ray.get(ray.remote(strike).options(num_cpus=0).remote())
+        assert gpu_failure(caught.value.cause) == kind
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.ray
@@ -117,6 +163,8 @@ def test_a_node_that_is_lost_in_mid_round(tmp_path, undisturbed):
         ("kill client 7 at train:3", Fault("kill", "client", 7, "train", 3)),
         ("slow client 0 by 2.5 at relearn:1", Fault("slow", "client", 0, "relearn", 1, 2.5)),
         ("drop node of client 12 at unlearn:1", Fault("drop", "client", 12, "unlearn", 1)),
+        ("break GPU of client 1 at train:2", Fault("break", "client", 1, "train", 2)),
+        ("fill GPU of client 1 at train:2", Fault("fill", "client", 1, "train", 2)),
         ("kill driver at recover:2", Fault("kill", "driver", -1, "recover", 2)),
         (" kill  command at finetune:1 ", Fault("kill", "command", -1, "finetune", 1)),
     ],
@@ -124,6 +172,7 @@ def test_a_node_that_is_lost_in_mid_round(tmp_path, undisturbed):
 def test_faults_are_read(text, fault):
     """As the help says."""
     assert Fault.parse(text) == fault
+    assert Fault.parse(str(fault)) == fault
 
 
 @pytest.mark.parametrize(
@@ -138,6 +187,8 @@ def test_faults_are_read(text, fault):
         "hang driver at train:1",
         "drop client 7 at train:1",
         "kill node of client 7 at train:1",
+        "break client 7 at train:1",
+        "drop GPU of client 7 at train:1",
     ],
 )
 def test_what_is_no_fault_is_refused_with_the_grammar(text):

@@ -10,6 +10,7 @@ import pytest
 
 from qdsim.errors import CannotPlace, Interrupted
 from qdsim.experiment.progress import Notice, Progress
+from qdsim.planning import gpus
 from qdsim.ray_engine.metrics import METRICS, Gauges
 from qdsim.store.run_directory import read_manifest
 from tests.runs import run, table
@@ -23,7 +24,7 @@ PATIENT = {"placement_timeout_s": 3600.0}
     ("asked", "said"),
     [
         ({"gpus_per_client": 0.4}, r"asked for 5 actors of 0\.4 GPU.*found 2 GPUs.*which hold 4"),
-        ({"memory_per_actor_gb": 500.0}, r"5 actors of .*5e\+02 GB each.*which hold 0"),
+        ({"memory_per_actor_gb": 500.0}, r"5 actors of .*500 GB each.*which hold 0"),
         ({"cpus_per_actor": 1.0, "gpus_per_client": 0.0}, r"5 actors of 1 CPU.*2 CPUs.*which hold 2"),
         ({"cpus_per_actor": 64.0}, r"5 actors of .*64 CPU.*which hold 0"),
     ],
@@ -51,6 +52,20 @@ def test_the_advised_change_works(cluster_address, tmp_path):
     assert packed == 2
     assert gpus[0] == gpus[1]
     assert set(gpus) == {"0", "1"}
+
+
+@pytest.mark.ray
+def test_a_run_counts_the_memory_of_gpus_as_its_plan_does(cluster_address, tmp_path, monkeypatch):
+    """Two GPUs of 900 MB hold an actor of 430 MB twice each: five clients are packed in pairs, unless fixed."""
+    monkeypatch.setattr(gpus, "memory_here", lambda: [9e8, 9e8])
+    settings = {"partition": {"clients": 5}, "methods": ["quickdrop"], "relearn": {"rounds": 0}}
+    on_ray = {"engine": "ray", "address": cluster_address}
+    with pytest.raises(CannotPlace, match=r"asked for 5 actors of 4\d\d MB on a GPU, found 900 MB there, which hold 2"):
+        run(tmp_path / "refused", cluster={"gpus_per_client": 0.2}, **settings, **on_ray)
+    said = []
+    run(tmp_path / "done", **settings, **on_ray, emit=said.append)
+    notes = [event.text for event in said if isinstance(event, Notice)]
+    assert any(note.startswith("2 clients share an actor (auto): a GPU of 900 MB holds 2 actors") for note in notes)
 
 
 @pytest.mark.ray
@@ -82,6 +97,27 @@ def test_room_that_others_hold_is_waited_for_until_the_time_is_up(cluster_addres
     finally:
         ray.init(address=cluster_address, namespace="others")
         remove_placement_group(ray.util.get_placement_group("held"))
+        ray.shutdown()
+
+
+@pytest.mark.ray
+def test_cores_that_others_hold_keep_no_run_from_free_gpus(cluster_address, tmp_path):
+    """Two actors with a GPU each would ask for a core each; others hold one and a half of two. They start at once."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    ray.init(address=cluster_address, namespace="others")
+    held = placement_group([{"CPU": 1.5}], lifetime="detached", name="cores")
+    assert held.wait(60)
+    ray.shutdown()
+    try:
+        packed = {"clients_per_actor": 5, "placement_timeout_s": 2.0}
+        short = {"train": {"rounds": 1}, "methods": ["retrain"], "unlearn": {"rounds": 1}, "relearn": {"rounds": 0}}
+        done = run(tmp_path, engine="ray", address=cluster_address, cluster=packed, **short)
+        assert set(table(done, "clients")["gpu_id"]) == {"0", "1"}
+    finally:
+        ray.init(address=cluster_address, namespace="others")
+        remove_placement_group(ray.util.get_placement_group("cores"))
         ray.shutdown()
 
 
