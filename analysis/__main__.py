@@ -9,10 +9,7 @@ from rich.console import Console
 from analysis import bench as benchmarks
 from analysis import pack as packing
 from analysis import page
-from analysis import report as reports
-from analysis.load import load
 from qdsim.errors import BadInput
-from qdsim.store.run_directory import printable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(highlight=False, soft_wrap=True)
@@ -30,28 +27,16 @@ def report(
     out: Annotated[Path, typer.Option(help="Where to write; files of the same name are replaced.")] = Path("report"),
 ) -> None:
     """Make every table and figure that the runs cover, and one HTML page; works while a run is going on."""
-    results = load(runs)
-    if results.runs.empty:
-        for problem in results.problems:
-            errors.print(printable(problem), markup=False)
-        errors.print("nothing to report: no run could be read", markup=False)
-        raise typer.Exit(2)
-    planned = reports.plan(results)
     try:
         with errors.status("", spinner="dots") as status:
-            reports.write(planned, out, lambda title: status.update(title))
-        (out / "index.html").write_text(page.render(planned, results), encoding="utf-8")
-    except OSError as error:
-        errors.print(f"--out = {out}: cannot be written to: {error.strerror}", markup=False)
+            written = page.write(runs, out, tell=status.update)
+    except BadInput as error:
+        errors.print(str(error), markup=False)
         raise typer.Exit(2) from None
-    for problem in planned.problems:
-        errors.print(printable(problem), markup=False)
-    tables, figures = reports.count(planned.sections)
-    runs_said = f"{len(results.runs)} run{'' if len(results.runs) == 1 else 's'}"
-    console.print(f"{tables} tables and {figures} figures from {runs_said}", markup=False)
-    for title, fix in planned.missing:
-        console.print(f"not made: {title}; it needs {fix}", markup=False)
-    console.print(f"{out / 'index.html'}", markup=False)
+    for problem in written.problems:
+        errors.print(problem, markup=False)
+    for line in written.lines:
+        console.print(line, markup=False)
 
 
 @app.command()

@@ -59,6 +59,7 @@ def figures(measured: pd.DataFrame) -> list[Figure]:
         "startup": _stacked,
         "matching": _matching,
         "scaling": _lines,
+        "gpu-counts": _counts,
     }
     found = []
     for name, draw in drawers.items():
@@ -154,6 +155,25 @@ def _line(axis: Axes, numbers: pd.Series, values: pd.Series, unit: str, case: st
     else:
         axis.set_xticks(numbers)
         axis.set_ylim(bottom=0)
+
+
+def _counts(own: pd.DataFrame) -> mpl_figure.Figure:
+    """What one more step of each kind asks of a GPU, beside bare PyTorch."""
+    own = own[own["case"].str.endswith(": one more step")]
+    cases = own["case"].unique()[::-1]
+    drawn, axes = style.figure(style.TEXT_WIDTH, 0.9 + 0.24 * len(cases), columns=2)
+    for axis, (quantity, label) in zip(
+        axes, {"launches": "kernel launches", "GB moved": "GB moved"}.items(), strict=True
+    ):
+        rows = own[own["quantity"] == quantity].set_index("case").reindex(cases)
+        bars = axis.barh(range(len(cases)), rows["value"], color=[COLORS[side] for side in rows["side"]])
+        axis.bar_label(bars, fmt=_number, fontsize=8, padding=2)
+        style.log_axis(axis, "x", label)
+        axis.margins(x=0.2)
+        axis.set_yticks(range(len(cases)), [case.removesuffix(": one more step") for case in cases])
+        axis.grid(visible=False, axis="y")
+    axes[1].tick_params(labelleft=False)
+    return drawn
 
 
 def _number(value: float) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -27,6 +27,8 @@ CONVERGED = tuple(
     Column(f"converged.{cost}", name, "Speed-up, retraining to convergence", "times")
     for cost, name in compare.COSTS.items()
 )
+SCALE_FREE = ("percent", "number", "text")
+"""Kinds of figures that can be set beside the paper's whatever the number of rounds, steps and samples."""
 TOTAL_S = Column("total.client_compute_s", "Time", "Cost", "seconds")
 SPEEDUP = Column("converged.client_compute_s", "Speed-up", "Cost", "times")
 
@@ -80,6 +82,32 @@ def build(
     return Table(stem, title, used, summary[kept].reset_index(drop=True), notes=list(notes))
 
 
+def only_like(table: Table, results: Results) -> Table:
+    """Take out differences to the paper that another scale makes: all but those of accuracies and shares.
+
+    The paper's own values stay, and the note says what is not the same. A figure without ``setting`` is of all runs.
+    """
+    scales = {run["setting"]: run["other_scale"] for _, run in results.runs.iterrows()}
+    figures = table.figures
+    if "setting" in figures:
+        other = figures["setting"].map(scales).fillna("") != ""
+    else:
+        other = pd.Series(any(scales.values()), index=figures.index)
+    kinds = figures["column"].map({column.key: column.kind for column in table.columns})
+    apart = other & ~kinds.isin(SCALE_FREE) & figures["difference"].notna()
+    if not apart.any():
+        return table
+    smaller = dict.fromkeys(scale for scale in scales.values() if scale)
+    note = (
+        f"the paper's sizes are others than {' or '.join(smaller)}: of seconds, counts and times no difference is told"
+    )
+    return replace(
+        table,
+        figures=figures.assign(difference=figures["difference"].where(~apart)),
+        notes=[*table.notes, note],
+    )
+
+
 def labelled(summary: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     """Sort by the given columns, methods as the paper's tables do and all else as it came; add ``row``, its label.
 
@@ -131,7 +159,34 @@ def supply(runs: pd.DataFrame, job: str) -> str:
 def describe(run: pd.Series) -> str:
     """Say in a few words what was run."""
     profile = f", profile {run['profile']}" if run["profile"] else ""
-    return f"{style.dataset(run['dataset'])}, {run['clients']} clients, {run['split']}{profile}"
+    apart = f", {run['apart']}" if run["apart"] else ""
+    return f"{style.dataset(run['dataset'])}, {run['clients']} clients, {run['split']}{profile}{apart}"
+
+
+def cell_settings(cell: str) -> list[tuple[str, str]]:
+    """Split a cell's name into its keys and values."""
+    parts = [part.partition("=") for part in re.split(r",(?=[A-Za-z_][\w.]*=)", cell) if part]
+    return [(key, value) for key, _, value in parts]
+
+
+def cell_words(cell: str) -> str:
+    """Write a cell's name as a person would: ``synthetic.scale = 10 and unlearn.lr = 0.02``."""
+    return joined([f"{key} = {value}" for key, value in cell_settings(cell)]) if cell else ""
+
+
+def request_words(asked: str) -> str:
+    """Write a request as a person would: ``2:class:8`` is the second of a sequence."""
+    found = re.fullmatch(r"(?:(\d+):)?(class|client):([^ ]+)(.*)", asked)
+    if not found:
+        return asked
+    position, kind, target, rest = found.groups()
+    what = f"a random {kind}" if target == "random" else f"{kind} {target}"
+    return f"{f'{position}. ' if position else ''}Forget {what}{rest}"
+
+
+def joined(names: Sequence[str]) -> str:
+    """Write names after one another: a, b and c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def warnings(results: Results) -> list[str]:
@@ -167,5 +222,5 @@ def tables(
         said = [*notes, *left_out, *warnings(own)]
         if any(column.key == SPEEDUP.key for column in columns):
             said.insert(0, f"speed-up in summed client compute: {compare.CONVERGED_RULE}")
-        made.append(build(stem, f"{title} ({what})", outcomes, columns, where, said))
+        made.append(only_like(build(stem, f"{title} ({what})", outcomes, columns, where, said), own))
     return made

@@ -1,6 +1,5 @@
 """Figure 2: accuracy of each class through unlearning and recovery; for any run, a panel for each method."""
 
-import textwrap
 from functools import partial
 
 import pandas as pd
@@ -15,7 +14,7 @@ from analysis.outputs import Figure
 JOB = "fig2_class_accuracy"
 TITLE = "Figure 2: accuracy of each class"
 AFTER = ("unlearn", "recover", "relearn")
-TITLE_LETTERS = 30
+TITLE_LETTERS = 32
 """What fits over a panel."""
 Spans = list[tuple[str, float, float]]
 """Phases with where they begin and end."""
@@ -81,7 +80,7 @@ def _draw(classes: pd.DataFrame) -> mpl_figure.Figure:
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     width = max(style.COLUMN_WIDTH, 2.3 * columns + 0.9)
-    lines = max(len(textwrap.wrap(cell, TITLE_LETTERS)) for cell, _, _ in panels)
+    lines = max(len(_cell_lines(cell)) for cell, _, _ in panels)
     drawn, axes = style.figure(width, (1.9 + 0.15 * lines) * rows + 0.7, rows, columns, sharey=True)
     for place, (cell, asked, method) in enumerate(panels):
         axis = axes[place]
@@ -90,7 +89,7 @@ def _draw(classes: pd.DataFrame) -> mpl_figure.Figure:
         line, spans = timeline(classes[classes["cell"] == cell], phases)
         shade(axis, spans)
         plot_classes(axis, line, thick=_forgotten(asked))
-        axis.set_title("\n".join([f"{style.method(method)} · {asked}", *textwrap.wrap(cell, TITLE_LETTERS)]))
+        axis.set_title("\n".join([f"{style.method(method)} · {asked}", *_cell_lines(cell)]))
         axis.set_xlabel("round after training")
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if place % columns == 0:
@@ -99,6 +98,12 @@ def _draw(classes: pd.DataFrame) -> mpl_figure.Figure:
         axis.set_visible(False)
     style.legend(drawn, axes)
     return drawn
+
+
+def _cell_lines(cell: str) -> list[str]:
+    """Write a point of a sweep over a panel: a line for each key, and none of them broken."""
+    lines = [f"{key} = {value}" for key, value in by_method.cell_settings(cell)]
+    return [line if len(line) <= TITLE_LETTERS else f"{line[: TITLE_LETTERS - 1]}…" for line in lines]
 
 
 def _forgotten(asked: str) -> int | None:

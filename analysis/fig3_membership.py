@@ -41,16 +41,16 @@ def attack_items(results: Results, stem: str, title: str, warnings: list[str]) -
     """Return the figure and the table of the attacks; nothing where the job asked for none."""
     if results.membership.empty:
         return []
-    wide = _wide(results.membership)
+    by_attack = wide(results.membership)
     covered = PAPER.covers(results.runs.iloc[0])
     rows = ["attack", "cell", "asked", "method"]
-    summary = compare.summarize(wide, rows, [column.key for column in COLUMNS])
+    summary = compare.summarize(by_attack, rows, [column.key for column in COLUMNS])
     summary = compare.beside_paper(summary, PAPER.where if covered else None)
     summary.loc[summary["attack"] != "entropy_svm", ["paper", "difference"]] = float("nan")
     summary = by_method.labelled(summary, rows)
     used = [column for column in COLUMNS if (summary["column"] == column.key).any()]
     notes = [NOTE, *([_ranges()] if covered else []), *warnings]
-    shown, not_shown = by_method.first_of(wide, "cell", "asked")
+    shown, not_shown = by_method.first_of(by_attack, "cell", "asked")
     return [
         Figure(stem, title, partial(_draw, shown), [*not_shown, *notes]),
         Table(stem, title, used, summary.reset_index(drop=True), notes=notes),
@@ -73,7 +73,7 @@ def _ranges() -> str:
     )
 
 
-def _wide(found: pd.DataFrame) -> pd.DataFrame:
+def wide(found: pd.DataFrame) -> pd.DataFrame:
     """Return one row per seed, method and attack, F-Set's rate with its distance to the oracle's."""
     keys = ["dataset", *compare.SAME, "attack", "method"]
     found = found.astype({name: str for name in (*keys, "subset") if name != "seed"})

@@ -36,7 +36,8 @@ def make(results: Results) -> list[Table | Figure]:
         where = PAPER.where if PAPER.covers(own.runs.iloc[0]) else None
         title = f"{TITLE} ({what})"
         made.append(Figure(stem, title, partial(_draw, outcomes, where, line), notes))
-        made.append(sweep_table(stem, title, outcomes, COLUMNS, where, "F", notes))
+        table = sweep_table(stem, title, outcomes, COLUMNS, where, "F", notes)
+        made.append(by_method.only_like(table, own))
     return made
 
 

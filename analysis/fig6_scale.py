@@ -35,7 +35,8 @@ def make(results: Results) -> list[Table | Figure]:
         where = PAPER.where if PAPER.covers(own.runs.iloc[0]) else None
         title = f"{TITLE} ({what})"
         made.append(Figure(stem, title, partial(_draw, outcomes, where, line), notes))
-        made.append(sweep_table(stem, title, outcomes, COLUMNS, where, "s", notes))
+        table = sweep_table(stem, title, outcomes, COLUMNS, where, "s", notes)
+        made.append(by_method.only_like(table, own))
     return made
 
 

@@ -19,7 +19,8 @@ def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Figu
         return []
     first = images.iloc[0]
     images = images[(images["cell"] == first["cell"]) & (images["seed"] == first["seed"])]
-    return [Figure(stem, title, partial(_draw, images), [f"seed {first['seed']}", *notes])]
+    said = [f"seed {first['seed']}", *notes]
+    return [Figure(stem, title, partial(_draw, images), said, has_photographs=True)]
 
 
 def _draw(images: pd.DataFrame) -> mpl_figure.Figure:

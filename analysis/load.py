@@ -36,6 +36,8 @@ from qdsim.store.summary import asked_names
 from qdsim.store.tables import COLUMNS, PHASES, SCHEMA_VERSION, names
 
 ADDED = ("job", "dataset", "setting", "partition", "asked")
+MOST_KEYS = 3
+"""Settings that a title names."""
 READERS = 8
 """Threads that read parts: opening thousands of small files is mostly waiting."""
 VARIES = {
@@ -45,7 +47,12 @@ VARIES = {
     "synthetic": {"gallery"},
 }
 """Keys in which runs of one setting may differ: none of them moves a number of a given cell, seed and method."""
-RUN_COLUMNS = ["run_id", "path", "job", "dataset", "clients", "split", "profile", "state", "setting", "caveat", "sound"]
+RUN_COLUMNS = [
+    *("run_id", "path", "job", "dataset", "clients", "split", "profile", "started", "state"),
+    *("setting", "apart", "caveat", "other_scale", "sound"),
+]
+PAPER_SCALE = {"train.rounds": 200, "train.steps": 50, "train.batch_size": 256, "model.width": 128, "data.size": None}
+"""How large the paper's experiments are, beside their data and clients."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,11 @@ class Results:
     """What was found: a DataFrame for each table, one for the runs, and what was wrong."""
 
     runs: pd.DataFrame
-    """One row per run. ``sound``: it may be compared with others; ``caveat``: why not with the paper, or empty."""
+    """One row per run.
+
+    ``sound``: it may be compared with others; ``caveat``: why not with the paper, or empty; ``other_scale``: the keys
+    in which it is smaller or larger than the paper's; ``apart``: the settings that tell it from other runs of its job.
+    """
     tables: dict[str, pd.DataFrame]
     manifests: dict[str, dict[str, Any]]
     problems: list[str] = field(default_factory=list)
@@ -126,6 +137,7 @@ def load(runs: str | StoragePath | Iterable[str | StoragePath]) -> Results:
             own = pa.array([run_id] * len(data), pa.string())  # whatever the folder is called now
             parts[table].append(data.set_column(data.column_names.index("run_id"), "run_id", own))
     tables = {table: _frame(table, parts[table], known) for table in COLUMNS}
+    _tell_apart(rows, manifests)
     return Results(pd.DataFrame(rows, columns=RUN_COLUMNS), tables, manifests, problems)
 
 
@@ -234,9 +246,12 @@ def _run_row(run_id: str, path: StoragePath, manifest: dict[str, Any]) -> dict[s
         "clients": "varied" if "partition.clients" in swept else "?" if clients is None else str(clients),
         "split": split,
         "profile": (manifest.get("origin") or {}).get("profile") or "",
+        "started": str(manifest.get("started_at") or "")[:16].replace("T", " "),
         "state": str(manifest.get("state", "")),
         "setting": setting(manifest),
+        "apart": "",
         "caveat": _caveat(manifest),
+        "other_scale": _other_scale(config),
     }
 
 
@@ -249,6 +264,14 @@ def _caveat(manifest: dict[str, Any]) -> str:
 
 def setting(manifest: dict[str, Any]) -> str:
     """Return a short hash of everything that moves a number of a given cell, seed, method and request."""
+    kept = _kept(manifest)
+    data = manifest.get("data") or {}
+    kept["images"] = {k: data.get(k) for k in ("train", "test", "mean", "std")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def _kept(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a job's configuration that its setting is."""
     config = manifest.get("config") or {}
     swept = set(config.get("sweep") or {})
     kept: dict[str, Any] = {}
@@ -261,9 +284,69 @@ def setting(manifest: dict[str, Any]) -> str:
         kept[key] = value
     if config.get("sequence"):  # what went before moves what comes after
         kept["requests"] = config.get("requests")
-    data = manifest.get("data") or {}
-    kept["images"] = {k: data.get(k) for k in ("train", "test", "mean", "std")}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return kept
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as keys of a job: ``train.rounds``; a section of options stays one value."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and key != "sweep":
+            found |= {f"{key}.{inner}": v for inner, v in value.items()}
+        else:
+            found[key] = value
+    return found
+
+
+def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the keys in which flat configurations differ, in the order of the jobs."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
+
+
+def value_text(value: Any) -> str:
+    """Write a setting's value in a few letters."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict) and {"kind", "target"} <= set(value):  # a request
+        return f"{value['kind']}:{value['target']}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {value_text(inner)}" for key, inner in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(value_text, value)) or "none"
+    return printable(str(value))
+
+
+def _tell_apart(rows: list[dict[str, Any]], manifests: dict[str, dict[str, Any]]) -> None:
+    """Write into ``apart`` what tells settings of a job from each other that are otherwise described alike."""
+    alike: dict[tuple[str, ...], dict[str, list[dict[str, Any]]]] = {}
+    for row in rows:
+        described = tuple(str(row[name]) for name in ("job", "dataset", "clients", "split", "profile"))
+        alike.setdefault(described, {}).setdefault(row["setting"], []).append(row)
+    for settings in alike.values():
+        if len(settings) < 2:
+            continue
+        configs = [flat(_kept(manifests[own[0]["run_id"]])) for own in settings.values()]
+        keys = differing(configs)
+        texts = [_apart(keys, config) for config in configs]
+        for own, text in zip(settings.values(), texts, strict=True):
+            same = texts.count(text) > 1  # other data under the same name, or more keys than are named
+            started = f"started {max(row['started'] for row in own)}"
+            for row in own:
+                row["apart"] = ", ".join(filter(None, (text, started if same else "")))
+
+
+def _apart(keys: Sequence[str], config: dict[str, Any]) -> str:
+    said = [f"{k} = {value_text(config[k])}" if k in config else f"{k} swept" for k in keys[:MOST_KEYS]]
+    return ", ".join([*said, *([f"{len(keys) - MOST_KEYS} more"] if len(keys) > MOST_KEYS else [])])
+
+
+def _other_scale(config: dict[str, Any]) -> str:
+    known = flat(config)
+    other = [key for key, value in PAPER_SCALE.items() if key in known and known[key] != value]
+    return ", ".join(f"{key} = {value_text(known[key])}" for key in other)
 
 
 def _frame(table: str, parts: list[pa.Table], known: dict[str, "_Known"]) -> pd.DataFrame:

@@ -32,12 +32,12 @@ class Column:
     label: str
     group: str = ""
     kind: str = "percent"
-    """percent, count, seconds, times, bytes, number or text."""
+    """percent, points (a difference of percents), count, seconds, times, bytes, number or text."""
 
     @property
     def head(self) -> str:
         """The label with its unit."""
-        unit = {"percent": "%", "seconds": "s"}.get(self.kind)
+        unit = {"percent": "%", "points": "points", "seconds": "s"}.get(self.kind)
         return f"{self.label} ({unit})" if unit else self.label
 
 
@@ -52,6 +52,11 @@ class Table:
     """Long: ``row, column, mean, sd, n, paper, difference``; ``row`` is a label, in the order of the table."""
     row_label: str = "method"
     notes: Sequence[str] = ()
+    label: str = ""
+    """What it is called under its experiment's heading; by default the title."""
+    caption: str = ""
+    role: str = ""
+    """headline: the first thing that the page says of an experiment; folded: it folds away."""
 
     def lines(self) -> list[list[str]]:
         """Return the rows as text: what we measured, then the paper's and the difference where it has any."""
@@ -69,7 +74,8 @@ class Table:
     def write(self, folder: Path) -> list[Path]:
         """Write CSV (one figure a row), LaTeX (booktabs) and Markdown."""
         paths = [folder / f"{self.stem}{end}" for end in (".csv", ".tex", ".md")]
-        units = {column.key: "fraction" if column.kind == "percent" else column.kind for column in self.columns}
+        fractions = ("percent", "points")
+        units = {column.key: "fraction" if column.kind in fractions else column.kind for column in self.columns}
         data = self.figures.assign(kind=self.figures["column"].map(units))
         data.rename(columns={"row": "label"}).to_csv(paths[0], index=False)
         paths[1].write_text(self.latex(), encoding="utf-8")
@@ -185,6 +191,10 @@ class Figure:
     title: str
     draw: Callable[[], mpl_figure.Figure]
     notes: Sequence[str] = ()
+    label: str = ""
+    caption: str = ""
+    has_photographs: bool = False
+    """It shows images, whose colours stay as they are on a dark page."""
 
     def write(self, folder: Path) -> list[Path]:
         """Write PNG and PDF."""
@@ -204,6 +214,8 @@ def text(kind: str, value: float, signed: bool = False) -> str:
     sign = "+" if signed and value > 0 else ""
     if kind == "percent":
         return f"{sign}{100 * value:.2f}"
+    if kind == "points":
+        return f"{100 * value:+.2f}" if round(100 * value, 2) else "0.00"
     if kind == "bytes":
         return f"{sign}{_bytes(value)}"
     if kind == "count":
@@ -233,7 +245,7 @@ def _ours(column: Column, figure: Any, n: int) -> str:
     mean, sd = text(column.kind, figure.mean), figure.sd
     if mean == MISSING:
         return mean
-    spread = "" if pd.isna(sd) else f" ± {text(column.kind, sd).rstrip('×')}"
+    spread = "" if pd.isna(sd) else f" ± {text(column.kind, sd).strip('+×')}"
     return f"{mean}{spread}" if figure.n == n else f"{mean}{spread} (n = {figure.n:.0f})"
 
 

@@ -48,5 +48,5 @@ def _draw(counts: pd.DataFrame) -> mpl_figure.Figure:
     axis.set_xlabel("class")
     axis.set_ylabel("client")
     axis.grid(visible=False)
-    drawn.colorbar(picture, ax=axis, label="samples (white: none)")
+    drawn.colorbar(picture, ax=axis, label="samples (blank: none)")
     return drawn

@@ -39,4 +39,5 @@ def make(results: Results) -> list[Table]:
     summary.loc[~summary["setting"].isin(covered), ["paper", "difference"]] = float("nan")
     summary = by_method.labelled(summary, rows).reset_index(drop=True)
     notes = ["the paper's sentence follows its MNIST results", *by_method.warnings(sound)]
-    return [Table("relearning", TITLE, COLUMNS, summary, "against", notes)]
+    table = Table("relearning", TITLE, COLUMNS, summary, "against", notes)
+    return [by_method.only_like(table, sound)]

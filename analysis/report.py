@@ -28,6 +28,7 @@ from analysis import (
     relearning,
     result,
     round_time,
+    sweep_figures,
     table1_methods,
     table2_cifar10,
     table3_svhn_100,
@@ -36,9 +37,11 @@ from analysis import (
     table5_cifar10_20,
     table5_mnist_20,
     table6_overhead,
+    verdict,
 )
 from analysis.load import Results
 from analysis.outputs import Figure, Missing, Table
+from analysis.verdict import Verdict
 
 PAPER: tuple[ModuleType, ...] = (
     table1_methods,
@@ -69,18 +72,55 @@ def _class_items(results: Results, stem: str, title: str, notes: list[str]) -> l
 
 
 Make = Callable[[Results, str, str, list[str]], Sequence[Table | Figure]]
-EVERY: dict[str, tuple[str, Make]] = {
-    "result": ("Result", result.make),
-    "curves": ("Learning curves", learning_curves.make),
-    "classes": ("Accuracy of each class", _class_items),
-    "membership": ("Membership inference", fig3_membership.attack_items),
-    "pareto": ("Accuracy against cost", pareto.make),
-    "payback": ("When distillation is paid back", payback.make),
-    "partition": ("Who has which samples", partition.make),
-    "gallery": ("Synthetic images and the real ones they began as", gallery.make),
-    "round_time": ("Where the time of a round went", round_time.make),
+EVERY: dict[str, tuple[str, str, Make]] = {
+    "sweep": (
+        "The sweep",
+        "What became of accuracy on what is to be forgotten (F-Set), accuracy on the rest (R-Set) and cost as the "
+        "swept setting changed.",
+        sweep_figures.make,
+    ),
+    "result": ("The result in full", "", result.make),
+    "curves": (
+        "Learning curves",
+        "Left: test accuracy in training. Then, from the request on: accuracy on the rest (R-Set) and on what is to be "
+        "forgotten (F-Set), against the seconds that clients have computed.",
+        learning_curves.make,
+    ),
+    "classes": (
+        "Accuracy of each class",
+        "Test accuracy of every class after each round, from the trained model on. The thick line is the class that is "
+        "forgotten.",
+        _class_items,
+    ),
+    "membership": (
+        "Membership inference",
+        "How often an attack takes samples for ones that the model was trained on. A model that has forgotten gives "
+        "the answer of the retrained one.",
+        fig3_membership.attack_items,
+    ),
+    "pareto": (
+        "Accuracy against cost",
+        "Large: means over seeds, small: each seed. Cheap methods are on the left.",
+        pareto.make,
+    ),
+    "payback": (
+        "When distillation is paid back",
+        "Distillation makes training dearer and each request cheaper: after how many requests it has paid for itself.",
+        payback.make,
+    ),
+    "partition": (
+        "Who has which samples",
+        "Training samples of each class at each client.",
+        partition.make,
+    ),
+    "gallery": ("Synthetic images and the real ones they began as", "", gallery.make),
+    "round_time": (
+        "Where the time of a round went",
+        "Seconds of a mean round, from the choice of its clients to the new model.",
+        round_time.make,
+    ),
 }
-"""What every experiment gets."""
+"""What every experiment gets: its name, what it shows, and what makes it."""
 SAME: dict[str, tuple[ModuleType, ...]] = {
     "classes": (fig2_class_accuracy, fig4_sequential),
     "membership": (fig3_membership,),
@@ -100,6 +140,12 @@ class Section:
     title: str
     items: list[Table | Figure] = field(default_factory=list)
     files: list[list[Path]] = field(default_factory=list)
+    name: str = ""
+    about: str = ""
+    """Of an experiment: the job, and what tells it from others."""
+    verdict: Verdict | None = None
+    caveats: list[str] = field(default_factory=list)
+    """Why its numbers are to be taken with care."""
 
 
 @dataclass
@@ -128,24 +174,50 @@ def plan(results: Results) -> Report:
             report.missing.append((module.TITLE, str(error)))
         except Exception as error:
             report.failed(module.TITLE, error)
-    report.sections += [paper] if paper.items else []
     for stem, title, own in experiments(results):
-        section = Section(title)
-        notes = by_method.warnings(own)
-        if not own.runs["sound"].all():
-            notes = [*notes, "not whole, see the end of the page"]
-        for name, (label, make) in EVERY.items():
+        section = _section(report, stem, title, own)
+        for name, (label, caption, make) in EVERY.items():
             if _shown(name, own, paper):
                 continue
             try:
-                section.items += make(own, f"{stem}-{name}", f"{label}: {title}", notes)
+                made = make(own, f"{stem}-{name}", f"{label}: {title}", _notes(own))
+                section.items += _labelled(made, label, caption)
             except Missing as error:
                 report.missing.append((f"{label}: {title}", str(error)))
             except Exception as error:
                 report.failed(f"{label}: {title}", error)
         report.sections.append(section)
+    report.sections += [paper] if paper.items else []
     _name_apart(report.sections)
     return report
+
+
+def _labelled(made: Sequence[Table | Figure], label: str, caption: str) -> list[Table | Figure]:
+    """Name what was made; a table beside a figure of the same is that in numbers."""
+    drawn = any(isinstance(item, Figure) for item in made)
+    return [
+        replace(item, label=f"{label}, in numbers" if drawn and isinstance(item, Table) else label, caption=caption)
+        for item in made
+    ]
+
+
+def _section(report: Report, stem: str, title: str, own: Results) -> Section:
+    """Begin an experiment's section with its verdict."""
+    job = str(own.runs["job"].iloc[0])
+    section = Section(title, name=job, about=title.removeprefix(job)[2:-1])
+    section.caveats = [caveat for caveat in dict.fromkeys(own.runs["caveat"]) if caveat]
+    try:
+        section.verdict = verdict.make(own, f"{stem}-headline", title)
+    except Exception as error:
+        report.failed(f"Headline: {title}", error)
+        return section
+    table = section.verdict.table
+    section.items += [replace(table, role="headline")] if table else []
+    return section
+
+
+def _notes(own: Results) -> list[str]:
+    return [*by_method.warnings(own), *([] if own.runs["sound"].all() else ["not whole, see the end of the page"])]
 
 
 def _shown(name: str, own: Results, paper: Section) -> bool:
@@ -167,7 +239,12 @@ def experiments(results: Results) -> list[tuple[str, str, Results]]:
             state = "" if first["state"] == "done" else f", {first['state']}"
             stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", str(job))
             found.append((stem, f"{job} ({by_method.describe(first)}{state})", own))
-    return found
+    titles = [title for _, title, _ in found]
+    return [(stem, title if titles.count(title) == 1 else _with_run(title, own), own) for stem, title, own in found]
+
+
+def _with_run(title: str, own: Results) -> str:
+    return f"{title.removesuffix(')')}, {own.runs['run_id'].max()})"
 
 
 def _name_apart(sections: Sequence[Section]) -> None:

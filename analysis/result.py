@@ -1,5 +1,7 @@
 """The result table of any experiment: accuracies of each stage, costs, speed-ups in three ways, storage."""
 
+from dataclasses import replace
+
 from analysis import by_method, compare
 from analysis.load import Results
 from analysis.outputs import Column, Table
@@ -34,4 +36,4 @@ def make(results: Results, stem: str, title: str, notes: list[str]) -> list[Tabl
     stages = results.stages[results.stages["method"] != "shared"]
     reasons = "; ".join(sorted(set(stages["stop_reason"].dropna().astype(str))))
     said = [*NOTES, f"what ended the stages: {reasons}", *left_out, *notes]
-    return [by_method.build(stem, title, outcomes, COLUMNS, None, said)]
+    return [replace(by_method.build(stem, title, outcomes, COLUMNS, None, said), role="folded")]

@@ -76,6 +76,8 @@ RC: dict[Any, Any] = {
 TEXT_WIDTH = 7.0
 COLUMN_WIDTH = 3.5
 """Inches, of a two-column paper."""
+MOST_MARKERS, MARKERS_APART = 12, 0.08
+"""Points from which on markers are thinned out, and how far apart they are then, in diagonals of the panel."""
 NARROW = 0.7
 """Decades below which 1, 2 and 5 may leave an axis with a single number."""
 
@@ -117,6 +119,11 @@ def legend(drawn: Figure, axes: Iterable[Axes]) -> None:
     named = {label: named[label] for label in (*(p for p in PHASES if p in named), *named)}
     if named:
         drawn.legend(named.values(), named.keys(), loc="outside lower center", ncols=min(columns, len(named)))
+
+
+def markers(points: int) -> float | None:
+    """Return which points of a curve have a marker: of a long one, those that are some way apart in the picture."""
+    return MARKERS_APART if points > MOST_MARKERS else None
 
 
 def as_percent(axis: Axis) -> None:

@@ -48,4 +48,5 @@ def make(results: Results) -> list[Table]:
     summary["row"] = [" · ".join(filter(None, names)) for names in zip(summary["what"], summary["cell"], strict=True)]
     used = [column for column in COLUMNS if (summary["column"] == column.key).any()]
     warnings = by_method.warnings(sound.only(distilled["run_id"]))
-    return [Table(JOB, TITLE, used, summary.reset_index(drop=True), "training", [*NOTES, *warnings])]
+    table = Table(JOB, TITLE, used, summary.reset_index(drop=True), "training", [*NOTES, *warnings])
+    return [by_method.only_like(table, sound.only(distilled["run_id"]))]

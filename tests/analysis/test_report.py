@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import analysis
-from analysis import load, recovery_steps
+from analysis import load, recovery_steps, side_by_side
 from analysis import report as reports
 from analysis.__main__ import app
 from analysis.outputs import Figure, Table
@@ -250,8 +250,27 @@ def test_two_settings_of_a_job_are_two_tables(tmp_path):
     made_run(tmp_path, {"quickdrop": QUICKDROP, "retrain": RETRAIN}, job="table2_cifar10", run="2", profile="laptop",
              train={"rounds": 1})  # fmt: skip
     planned = reports.plan(load(tmp_path))
-    stems = [item.stem for item in planned.sections[0].items if item.stem.startswith("table2")]
+    stems = [item.stem for item in planned.sections[-1].items if item.stem.startswith("table2")]
     assert stems == ["table2_cifar10-laptop", "table2_cifar10-full"]
+
+
+def test_any_runs_are_set_beside_each_other(tmp_path):
+    """The setting in which they differ, and what each method came to; the page begins with the two newest of a job."""
+    made_run(tmp_path, {"retrain": RETRAIN, "quickdrop": QUICKDROP})
+    made_run(tmp_path, {"quickdrop": QUICKDROP}, run="2", train={"rounds": 9})
+    made_run(tmp_path, {"quickdrop": QUICKDROP}, job="another")
+    found = side_by_side.make(load(tmp_path))
+    assert sorted(found.runs) == ["another-1", "made-1", "made-2"]
+    at = {run: found.runs.index(run) for run in found.runs}
+    settings = dict(found.settings)
+    assert [settings["train.rounds"][at[run]] for run in ("made-1", "made-2")] == ["2", "9"]
+    assert [settings["methods"][at[run]] for run in ("made-1", "made-2")] == ["retrain, quickdrop", "quickdrop"]
+    ((title, lines),) = found.groups
+    assert title == "Forget class 9"
+    values = {(method, measure): texts for method, measure, texts in lines}
+    assert [values["QuickDrop", "R-Set (%)"][at[run]] for run in at] == ["60.00"] * 3
+    assert [values["Retrain-Or", "R-Set (%)"][at[run]] for run in ("made-1", "made-2")] == ["65.00", ""]
+    assert set(found.chosen) == {"made-1", "made-2"}
 
 
 def test_one_run_alone_gets_a_table_curves_classes_and_the_page(all_jobs, tmp_path):
@@ -277,7 +296,7 @@ def test_a_run_that_is_going_on_is_shown_by_itself(tmp_path):
     made_run(tmp_path, {"quickdrop": QUICKDROP}, job="table2_cifar10", state="running")
     planned = reports.plan(load(tmp_path))
     assert "Table 2: class-level unlearning" in [title for title, _ in planned.missing]
-    own = planned.sections[-1]
+    own = planned.sections[0]
     assert own.title == "table2_cifar10 (CIFAR-10, 2 clients, α = 0.1, running)"
     assert "table2_cifar10-result" in [item.stem for item in own.items]
 
@@ -310,14 +329,33 @@ class _Page(HTMLParser):
 
 
 def test_the_page_needs_nothing_but_itself(report):
-    """Every picture is inlined and every link leads into the page."""
+    """Every picture is inlined, and every link leads into the page or to a file of the report."""
     text = (report / "index.html").read_text(encoding="utf-8")
     page = _Page()
     page.feed(text)
     assert len(page.sources) > 20
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
-    assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
+    assert all(link[1:] in page.ids if link.startswith("#") else (report / link).is_file() for link in page.links)
+    assert "table2_cifar10.csv" in page.links
     assert "url(" not in text
+
+
+def test_the_page_begins_with_the_runs_and_each_experiment_with_its_verdict(report):
+    """Runs, then their comparison, then the experiments: a sentence, the small table, and the wide one folded."""
+    text = (report / "index.html").read_text(encoding="utf-8")
+    marks = ['<section id="runs">', '<section id="compare">', "<nav", '<section id="s1">']
+    places = [text.index(mark) for mark in marks]
+    assert places == sorted(places)
+    first = text[places[-1] : text.index('<section id="s2">')]
+    order = [
+        '<p class="verdict">',
+        '<table class="headline',
+        "F-Set: accuracy on test images of the class",
+        "<details>",
+    ]
+    assert [first.index(mark) for mark in order] == sorted(first.index(mark) for mark in order)
+    assert "Speed-up as run" in first[first.index("<details>") : first.index("</details>")]
+    assert text.count('<p class="verdict">') == 15
 
 
 def test_the_page_renders_in_a_browser_without_an_error(report, tmp_path):
