@@ -4,6 +4,9 @@
     ├── BadInput               2   a job, a value or a file the user gave
     ├── CannotPlace            3   the cluster cannot host the run
     │   ├── CannotReach        3   or does not let us in
+    │   ├── UnusableGpu        3   or has GPUs that torch cannot use
+    │   ├── OtherDevice        3   or others than the run began on
+    │   ├── OutOfMemory        3   or too little memory
     │   └── ClusterLost        3   or is gone, where it was started here
     ├── StorageFailed          3   the storage cannot: full, or gone
     ├── ClientFailed           4   a client step raised, or its actor died
@@ -13,6 +16,20 @@
 An error's message is one line: what happened with numbers, the likely cause, the setting to change.
 All of them are built from plain arguments, so they survive pickling between processes.
 """
+
+from collections.abc import Mapping
+from datetime import date, time
+
+
+def as_toml(value: object) -> str:
+    """Return a value as a job file may have it, on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {as_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, date | time) else repr(value)
 
 
 class QdsimError(Exception):
@@ -24,9 +41,11 @@ class QdsimError(Exception):
 class Interrupted(BaseException):
     """SIGINT, SIGTERM or SIGHUP arrived; not an Exception, so that nothing on the way swallows it."""
 
-    def __init__(self, signum: int):
-        super().__init__(signum)
+    def __init__(self, signum: int, resume: str = ""):
+        super().__init__(signum, resume)
         self.signum = signum
+        self.resume = resume
+        """The command that resumes the run; empty where none had begun."""
         self.exit_code = 128 + signum
 
 
@@ -43,8 +62,9 @@ class BadInput(QdsimError):
         self.key, self.value, self.allowed = key, value, allowed
 
     def __str__(self) -> str:
-        """Name the key, the value and what is allowed."""
-        return f"{self.key} = {self.value!r}: {self.allowed}"
+        """Name the key, the value where there is one, and what is allowed."""
+        given = "" if self.value is None else f" = {as_toml(self.value)}"
+        return f"{self.key}{given}: {self.allowed}"
 
 
 class MissingData(BadInput):
@@ -53,9 +73,10 @@ class MissingData(BadInput):
     Example scenario: ``data.dataset = "svhn"`` and no ``train_32x32.mat`` under ``data.root``.
     """
 
-    def __init__(self, file: str, looked_in: str, fix: str):
-        super().__init__("data.root", looked_in, f"{file}; {fix}")
-        self.args = (file, looked_in, fix)
+    def __init__(self, file: str, looked_in: str, fix: str, key: str = "data.root"):
+        super().__init__(key, looked_in, f"{file}; {fix}")
+        self.args = (file, looked_in, fix, key)
+        self.file, self.looked_in, self.fix = file, looked_in, fix
 
 
 class CannotPlace(QdsimError):
@@ -86,6 +107,51 @@ class CannotReach(CannotPlace):
     def __str__(self) -> str:
         """Name the address, the cause and what to set."""
         return f"cannot reach the cluster at {self.asked}: {self.found}; {self.fix}"
+
+
+class UnusableGpu(CannotPlace):
+    """Ray has granted a GPU that torch cannot use.
+
+    Example scenario: NVIDIA's driver is older than the CUDA that torch was built with.
+    """
+
+    def __init__(self, gpu: str, reason: str):
+        super().__init__(f"GPU {gpu}", f"that torch cannot use it ({reason})", "")
+        self.args = (gpu, reason)
+        self.fix = "mend that, or set cluster.cpu_fallback to true: clients then run on the CPU"
+
+
+class OtherDevice(CannotPlace):
+    """An actor came to another kind of device than the others: its bits would differ.
+
+    Example scenario: the node of an A100 was lost, and the actor that replaces its own was given a V100.
+    """
+
+    def __init__(self, began_on: str, found: str, where: str):
+        super().__init__(f"{began_on}, on which the run began", f"{found} on node {where}", "")
+        self.args = (began_on, found, where)
+
+    def __str__(self) -> str:
+        """Name both devices and what allows them."""
+        fix = "set cluster.mixed_devices to true to allow it, or resume where there is the former"
+        return f"other device, other bits: asked for {self.asked}, found {self.found}; {fix}"
+
+
+class OutOfMemory(CannotPlace):
+    """A client ran out of memory, on its GPU or its node.
+
+    Example scenario: eight clients share a GPU of 8 GB, and fine-tuning takes 2 GB of each.
+    """
+
+    def __init__(self, client_id: int, phase: str, round_number: int, where: str, numbers: str, fix: str):
+        super().__init__(f"memory for client {client_id}", numbers, fix)
+        self.args = (client_id, phase, round_number, where, numbers, fix)
+        self.client_id, self.phase, self.round_number, self.where = client_id, phase, round_number, where
+
+    def __str__(self) -> str:
+        """Name client, phase, round and place, the numbers, and the settings that help."""
+        place = f"{self.phase}{f', round {self.round_number}' if self.round_number else ''}, on {self.where}"
+        return f"client {self.client_id} ran out of memory in {place}: {self.found}; {self.fix}"
 
 
 class ClusterLost(CannotPlace):

@@ -1,17 +1,24 @@
-"""Kill processes of a run at random moments, resume it each time, and compare what it ends with.
+"""Kill and suspend processes of a run at random moments, resume it each time, and compare what it ends with.
 
-``python -m tests.crash --kills 30`` kills (SIGKILL) the command, its driver actor or a client actor, three times in
-each run, whatever they are doing, and has ``qdsim verify`` compare every run with one that nothing happened to.
+``python -m tests.crash --kills 30 --suspensions 10`` strikes the command, its driver actor, a client actor, Ray's
+raylet or its GCS, three times in each run, whatever they are doing. A kill is SIGKILL; a suspension is SIGSTOP and, 1
+to 20 s later, SIGCONT. ``qdsim verify`` compares every run with one that nothing happened to, and each command must
+end with the exit code that is documented for what happened to it.
 """
 
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 JOB = """
@@ -28,8 +35,24 @@ synthetic = { scale = 10 }
 membership = ["loss_threshold"]
 cluster = { clients_per_actor = 3 }
 """
-TARGETS = ("command", "driver", "client")
-TITLES = {"driver": "ray::DriverActor", "client": "ray::ClientActor"}
+TITLES = {"driver": "ray::DriverActor", "client": "ray::ClientActor", "raylet": "raylet/raylet", "gcs": "gcs_server"}
+"""The processes that a command starts, by what the first word of their title ends or begins with."""
+TARGETS = ("command", *TITLES)
+ENDED_BY = {"command": -signal.SIGKILL, "raylet": 3, "gcs": 3}
+"""What a command exits with once one of these is killed; a driver or a client is replaced, and the run goes on."""
+LONGEST_SUSPENSION_S = 20.0
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What is to happen, and to whom."""
+
+    target: str
+    suspends: bool = False
+
+    def __str__(self) -> str:
+        """Say it in two words."""
+        return f"{'suspend' if self.suspends else 'kill'} {self.target}"
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -48,25 +71,37 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def processes(command: subprocess.Popen[bytes], target: str) -> list[int]:
-    """Return the actors of a kind that the command has now."""
-    return sorted(pid for pid, title in descendants(command.pid).items() if title.startswith(TITLES[target]))
+    """Return the processes of a kind that the command has now."""
+    if target == "command":
+        return [command.pid]
+    titles = {pid: title.partition(" ")[0] for pid, title in descendants(command.pid).items()}
+    return sorted(
+        pid for pid, title in titles.items() if title.startswith(TITLES[target]) or title.endswith(TITLES[target])
+    )
 
 
-def kill_one(command: subprocess.Popen[bytes], target: str, draws: random.Random, orphans: dict[int, str]) -> str:
-    """Kill the command, its driver or one of its client actors; whichever does not exist, the command.
+def hit(command: subprocess.Popen[bytes], strike: Strike, draws: random.Random, orphans: dict[int, str]) -> Strike:
+    """Strike one of the processes of a kind, or where there are none yet the command; return what happened.
 
     What a killed command leaves goes on for a while, beside the run that is resumed: ``orphans`` takes note of it.
     """
     family = descendants(command.pid)
-    found = processes(command, target) if target in TITLES else []
-    if found:
-        os.kill(draws.choice(found), signal.SIGKILL)
-        return target
-    os.kill(command.pid, signal.SIGKILL)
-    command.wait()
-    # Ray's own agents look for their raylet now and then, and are not waited for
-    orphans.update({pid: title for pid, title in family.items() if title.startswith("ray::")})
-    return "command"
+    found = processes(command, strike.target)
+    if not found:
+        strike, found = Strike("command", strike.suspends), [command.pid]
+    victim = draws.choice(found)
+    if strike.suspends:
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(draws.uniform(1.0, LONGEST_SUSPENSION_S))
+        with suppress(ProcessLookupError):  # whoever waits for it may have given it up, and killed it
+            os.kill(victim, signal.SIGCONT)
+        return strike
+    os.kill(victim, signal.SIGKILL)
+    if strike.target in ENDED_BY:
+        command.wait(180)
+        # Ray's own agents look for their raylet now and then, and are not waited for
+        orphans.update({pid: title for pid, title in family.items() if title.startswith("ray::")})
+    return strike
 
 
 def wait_for(orphans: dict[int, str]) -> None:
@@ -94,16 +129,30 @@ def start(job: Path, out: Path, engine: str = "ray") -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "qdsim", *arguments], stdout=log, stderr=log)
 
 
-def disturbed(job: Path, out: Path, kills: list[str], draws: random.Random, longest_s: float = 12.0) -> list[str]:
-    """Run a job to its end in spite of kills at random moments; say what was killed when.
+@dataclass(frozen=True)
+class Disturbed:
+    """What happened to a run until it had ended."""
+
+    said: list[str]
+    """Each strike that fell, and when."""
+    wrong_codes: list[str]
+    """Each command that ended with another exit code than documented."""
+
+
+def disturbed(
+    job: Path, out: Path, strikes: Sequence[Strike], draws: random.Random, longest_s: float = 12.0
+) -> Disturbed:
+    """Run a job to its end in spite of strikes at random moments.
 
     Of five moments one is counted from the start of the command, while Ray and the actors start or do not exist yet,
-    and four from when there are client actors: else most kills would hit a run that has not begun.
+    and four from when there are client actors: else most strikes would hit a run that has not begun.
     """
-    said = []
+    said: list[str] = []
+    wrong: list[str] = []
     orphans: dict[int, str] = {}
+    expected = {0}
     command = start(job, out)
-    for target in kills:
+    for planned in strikes:
         early = draws.random() < 0.2
         while not early and command.poll() is None and not processes(command, "client"):
             time.sleep(0.1)
@@ -111,42 +160,63 @@ def disturbed(job: Path, out: Path, kills: list[str], draws: random.Random, long
         try:
             command.wait(after_s)
         except subprocess.TimeoutExpired:
-            moment = f"{after_s:.1f} s after {'the start' if early else 'there were clients'}"
-            said.append(f"{kill_one(command, target, draws, orphans)} {moment}")
+            strike = hit(command, planned, draws, orphans)
+            said.append(f"{strike} {after_s:.1f} s after {'the start' if early else 'there were clients'}")
+            if not strike.suspends and strike.target in ENDED_BY:
+                expected = {ENDED_BY[strike.target]}
+            elif strike.suspends and strike.target in ("raylet", "gcs"):
+                expected = {0, 3}  # whoever does not answer for long is given up by Ray
         if command.poll() is not None:
-            command = start(job, out)
+            wrong += [f"exit code {command.returncode} after: {'; '.join(said)}"] * (command.returncode not in expected)
+            command, expected = start(job, out), {0}
     for _ in range(5):  # a run that gave up is resumed as well
-        if command.wait(600) == 0:
+        code = command.wait(600)
+        wrong += [f"exit code {code} after: {'; '.join(said)}"] * (code not in expected)
+        if code == 0:
             wait_for(orphans)
-            return said
-        command = start(job, out)
+            return Disturbed(said, wrong)
+        command, expected = start(job, out), {0}
     raise AssertionError(f"the run does not end: {(out.parent / f'{out.name}.log').read_text()[-2000:]}")
 
 
 def main() -> None:
-    """Kill, resume, compare; print a line for each run."""
+    """Strike, resume, compare; print a line for each run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--suspensions", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     from qdsim.store.verify import difference
 
-    draws = random.Random(arguments.seed)
+    draws = random.Random(given.seed)
+    # each kind of process in turn, so that none is left out, in an order that is drawn
+    strikes = [Strike(TARGETS[i % len(TARGETS)]) for i in range(given.kills)]
+    strikes += [Strike(TARGETS[i % len(TARGETS)], suspends=True) for i in range(given.suspensions)]
+    draws.shuffle(strikes)
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "crash.toml"
         job.write_text(JOB, encoding="utf-8")
         assert start(job, Path(folder) / "undisturbed", "inline").wait() == 0
         (undisturbed,) = (Path(folder) / "undisturbed").glob("crash-*")
-        done = equal = 0
-        while done < arguments.kills:
-            out = Path(folder) / f"run-{done}"
-            said = disturbed(job, out, [draws.choice(TARGETS) for _ in range(3)], draws)
+        fallen: Counter[str] = Counter()
+        equal = runs = 0
+        wrong: list[str] = []
+        while fallen.total() < len(strikes):
+            out = Path(folder) / f"run-{runs}"
+            happened = disturbed(job, out, strikes[fallen.total() :][:3], draws)
             (run,) = out.glob("crash-*")
             found = difference(undisturbed, run)
-            done += len(said)
-            equal += len(said) if found is None else 0
-            print(f"{equal} of {done} kills, {found or 'equal'}: {'; '.join(said)}", flush=True)
-    sys.exit(equal != done)
+            fallen.update(" ".join(text.split()[:2]) for text in happened.said)
+            equal += len(happened.said) if found is None else 0
+            wrong += happened.wrong_codes
+            runs += 1
+            print(f"{equal} of {fallen.total()}, {found or 'equal'}: {'; '.join(happened.said)}", flush=True)
+            for text in happened.wrong_codes:
+                print(f"  {text}", flush=True)
+            shutil.rmtree(out)
+    print(f"{runs} runs: " + ", ".join(f"{name} {count}" for name, count in sorted(fallen.items())))
+    print(f"{equal} of {fallen.total()} equal, {len(wrong)} exit codes other than documented")
+    sys.exit(equal != fallen.total() or bool(wrong))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,11 @@ from qdsim.errors import (
     ClusterLost,
     Diverged,
     MissingData,
+    OtherDevice,
+    OutOfMemory,
     QdsimError,
     StorageFailed,
+    UnusableGpu,
 )
 
 EXAMPLES = [
@@ -38,6 +41,23 @@ EXAMPLES = [
         ClusterLost("raylet", "it ended with -9", "resume"),
         3,
         "Ray on this machine has lost its raylet (it ended with -9); resume",
+    ),
+    (
+        UnusableGpu("0", "no driver"),
+        3,
+        "the cluster cannot host this run: asked for GPU 0, found that torch cannot use it (no driver); mend that, or "
+        "set cluster.cpu_fallback to true: clients then run on the CPU",
+    ),
+    (
+        OtherDevice("A100", "V100", "node a"),
+        3,
+        "other device, other bits: asked for A100, on which the run began, found V100 on node node a; set "
+        "cluster.mixed_devices to true to allow it, or resume where there is the former",
+    ),
+    (
+        OutOfMemory(7, "train", 3, "node a", "2 GiB asked for", "set cluster.micro_batch lower"),
+        3,
+        "client 7 ran out of memory in train, round 3, on node a: 2 GiB asked for; set cluster.micro_batch lower",
     ),
     (
         ClientFailed(7, "train", 3, "node a", "out of memory"),

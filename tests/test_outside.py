@@ -156,7 +156,7 @@ def test_its_settings_are_checked_as_ours_are(theirs):
     out = theirs(GOOD)
     with pytest.raises(BadInput, match=r"mine.round = 2: unknown key; did you mean rounds\?"):
         run(out, methods=["theirs:METHOD"], mine={"round": 2})
-    with pytest.raises(BadInput, match=r"mine.rounds = 'two': input should be a valid integer"):
+    with pytest.raises(BadInput, match=r"mine.rounds = 'two': must be a whole number"):
         run(out, methods=["theirs:METHOD"], mine={"rounds": "two"})
     with pytest.raises(BadInput, match=r"mine = .*unknown key"):
         run(out, mine={"rounds": 2})
@@ -188,7 +188,10 @@ def test_names_that_are_nothing_are_refused_with_what_there_is():
         ({"methods": ["nowhere.at_all:M"]}, "there is no module nowhere; install its package"),
         ({"membership": ["guess"]}, "membership = 'guess': no such attack; allowed: loss_threshold, "),
         ({"model": {"kind": "transformer"}}, r"model.kind = 'transformer': allowed: convnet, mlp, lenet, resnet, "),
-        ({"model": {"options": {"width": 3}}}, "convnet has no options; it has model.width and model.depth"),
+        (
+            {"model": {"options": {"width": 3}}},
+            "model.options = {width = 3}: convnet has none; it has model.width and model.depth",
+        ),
         ({"server": {"kind": "sgd"}}, "server.kind = 'sgd': no such server rule; allowed: mean, momentum, adam, yogi"),
     ]:
         with pytest.raises(BadInput, match=said):

@@ -60,7 +60,7 @@ def test_links_between_pages_lead_somewhere():
 
 def test_every_job_that_the_pages_run_is_a_valid_one():
     """Each ``qdsim run`` line loads with its profile and its --set."""
-    lines = [line.split("#")[0] for line in ALL_PAGES.splitlines() if line.startswith("qdsim run")]
+    lines = [line.split("#")[0] for line in ALL_PAGES.splitlines() if line.startswith("qdsim run ")]
     assert len(lines) >= 3
     for line in lines:
         words = shlex.split(line)

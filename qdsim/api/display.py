@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -18,18 +19,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from qdsim.experiment.progress import Event, Notice, Pace, Progress
+from qdsim.experiment.progress import Event, Notice, Progress, Step
 from qdsim.store.storage import StoragePath
 
 if TYPE_CHECKING:  # none is needed to begin with; qdsim's bring torch
     import pandas as pd
 
+    from qdsim.api.runs import Comparison
     from qdsim.experiment.plan import Plan
 
 RESULT_WIDTH = 120
 RESULT_COLUMNS = ("method", "model", "F-Set", "R-Set", "rounds", "samples", "compute", "speed-up")
 NOTHING_SERVED = "no request has been served yet: no stage to show"
 LINES_BELOW_PLAN = 10
+SURE = 1.4
+"""A time left is one number where its range is no wider."""
 NOTEBOOK_LINES = 25
 NOTEBOOK_WIDTH = 110
 NOTEBOOK_EVERY_S = 0.25
@@ -48,8 +52,9 @@ class Display:
         """In a notebook: the lines above the live screen, and the notes."""
         self._began_s = time.monotonic()
         self._last: Progress | None = None
-        self._pace = Pace()
         self._score = ""
+        """Of the phase that runs, after the round that it names."""
+        self._doing = ""
         self._tasks: list[str] = []
         self._ended: dict[int, str] = {}
         """What became of the tasks that are done, by position in the plan."""
@@ -95,19 +100,27 @@ class Display:
         if isinstance(event, Notice):
             self._line(now_s, f"note: {event.text}")
             return
+        if isinstance(event, Step):
+            self._doing = str(event)
+            if self._cell is not None:
+                self._cell.show(self._render())
+            elif self._live is None and event.done == event.total:
+                self._line(now_s, self._doing)
+            return
+        self._doing = ""
+        if self._last is None or event.whose != self._last.whose:
+            self._score = ""
         self._last = event
-        self._pace.mark(event.share_done)
         live = self._live is not None or self._cell is not None
         if event.finished:
-            if event.row is None:
-                self._pace.forget()
             self._finish(event, now_s)
         elif event.row is not None:
-            self._score = f"{percent_scores(event.row)}, {event.row['wall_s']:.1f} s"
+            said = f"{percent_scores(event.row)}, {event.row['wall_s']:.1f} s"
+            self._score = f"round {event.round_number}: {said}"
             if self._cell is None and (not live or event.phase_ended):
-                left = self._pace.left_s() if not live else None  # the live screen says it already
-                tail = f", {duration(left)} left" if left is not None else ""
-                self._line(now_s, f"{_place(event)}: {self._score}{tail}")
+                left = event.left if not live else None  # the live screen says it already
+                tail = f", {time_left(left.low_s, left.high_s)}" if left is not None else ""
+                self._line(now_s, f"{place(event)}: {said}{tail}")
         if self._cell is not None and self._cell.is_due():
             self._cell.show(self._render())
 
@@ -135,8 +148,9 @@ class Display:
     def _render(self) -> Group:
         event = self._last
         if event is None:
-            return Group(self._head(), Text(f"starting, {duration(time.monotonic() - self._began_s)}"))
-        left = self._pace.left_s()
+            doing = f": {self._doing}" if self._doing else ""
+            return Group(self._head(), Text(f"starting, {duration(time.monotonic() - self._began_s)}{doing}"))
+        left = event.left
         bars = Table.grid(padding=(0, 1))
         bars.add_row("run", ProgressBar(total=1.0, completed=event.share_done, width=40), f"{event.share_done:4.0%}")
         bars.add_row(
@@ -145,8 +159,8 @@ class Display:
             f"{event.clients_done}/{event.clients} clients",
         )
         spent = duration(time.monotonic() - self._began_s)
-        ahead = f"{duration(left)} left" if left is not None else "time left not known yet"
-        now = Text(f"{_place(event)}   {self._score}", style="bold")
+        ahead = time_left(left.low_s, left.high_s) if left is not None else "time left not known yet"
+        now = Text(f"{place(event)}   {self._doing or self._score}", style="bold")
         return Group(self._head(), self._plan(event), now, bars, Text(f"{spent} spent, {ahead}"))
 
     def _head(self) -> Group:
@@ -209,9 +223,10 @@ def who(cell: str, seed: int, method: str, request: str) -> str:
     return " ".join(name for name in (cell, f"seed {seed}", method, request) if name)
 
 
-def _place(event: Progress) -> str:
+def place(event: Progress) -> str:
+    """Return whose round it is, and which."""
     named = who(event.cell, event.seed, event.method, event.request)
-    return f"{named} {event.phase} {event.round_number}/{event.rounds}"
+    return f"{named} {event.phase}" + (f" {event.round_number}/{event.rounds}" if event.rounds else "")
 
 
 def percent_scores(row: Mapping[str, Any]) -> str:
@@ -230,6 +245,13 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def time_left(low_s: float, high_s: float) -> str:
+    """Return how long a run still takes: a range, where it is not known better."""
+    if high_s <= SURE * low_s or high_s < 1:
+        return f"{duration((low_s * high_s) ** 0.5)} left"
+    return f"{duration(low_s)} to {duration(high_s)} left"
 
 
 def print_result(console: Console, run_dir: StoragePath) -> None:
@@ -253,6 +275,44 @@ def print_result(console: Console, run_dir: StoragePath) -> None:
     for note in summary.notes(run_dir):
         console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
     console.print(f"tables: {run_dir / 'tables'}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"report: qdsim report {shlex.quote(str(run_dir))}", highlight=False, soft_wrap=True, markup=False)
+
+
+def print_comparison(console: Console, found: Comparison) -> None:
+    """Print several runs beside each other: which they are, in what their settings differ, their results."""
+    from qdsim.store import summary
+
+    if not console.is_terminal:
+        console = Console(width=RESULT_WIDTH, file=console.file)
+    for letter, run_dir in found.runs.items():
+        console.print(f"{letter}  {run_dir}", highlight=False, soft_wrap=True, markup=False)
+    if found.settings:
+        table = Table(title="what differs", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("key", *found.runs):
+            table.add_column(name, overflow="fold")
+        for key, values in found.settings.items():
+            table.add_row(_said(key), *(_said(values[letter]) for letter in found.runs))
+        console.print(table)
+    else:
+        console.print("their settings are the same")
+    if found.stages.empty:
+        console.print(NOTHING_SERVED)
+    titles = {key: title for run in found.runs.values() for key, title in summary.method_titles(run).items()}
+    for (cell, request), rows in found.stages.groupby(["cell", "request"], sort=False) if len(found.stages) else ():
+        title = _said(f"forget {f'{request}  {cell}'.rstrip()}")
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        table.add_column("run")
+        for name in (*RESULT_COLUMNS, "n"):
+            table.add_column(name, justify="left" if name in ("method", "model") else "right", no_wrap=True)
+        named = rows.assign(phase=rows["phase"].replace(summary.STAGE_NAMES))
+        several = bool((named["n"] > 1).any())
+        for _, stage in named.groupby(["method", "phase"], sort=False):
+            for row in stage.to_dict("records"):
+                table.add_row(row["run"], *_result_cells(row, titles, several), str(row["n"]))
+        console.print(table)
+    for letter, run_dir in found.runs.items():
+        for note in summary.notes(run_dir):
+            console.print(f"note on {letter}: {note}", highlight=False, soft_wrap=True, markup=False)
 
 
 def result_html(run_dir: StoragePath) -> str:

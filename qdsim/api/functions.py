@@ -1,4 +1,4 @@
-"""``qdsim.run``, ``qdsim.resume``, ``qdsim.load`` and ``qdsim.plan``: what the commands do, with values in and out.
+"""``qdsim.run``, ``resume``, ``load``, ``report`` and ``plan``: what the commands do, with values in and out.
 
 A user's mistake raises the error whose one line the command prints.
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from qdsim import __version__
 from qdsim.api import launch
+from qdsim.api import report as reports
 from qdsim.api.display import Display
+from qdsim.api.log import RunLog
 from qdsim.api.run import Run
 from qdsim.errors import BadInput, Interrupted
 from qdsim.experiment import config, job_files
@@ -24,6 +29,7 @@ from qdsim.experiment.config import Job, Overrides
 from qdsim.experiment.progress import Event, Notice
 from qdsim.federation.chaos import Fault
 from qdsim.store import run_directory, storage
+from qdsim.store.run_directory import first_line
 from qdsim.store.storage import StoragePath
 from qdsim.tracking.follow import Follower, check_trackers
 
@@ -101,8 +107,21 @@ def resume(
 
 
 def load(run: str | StoragePath | Run) -> Run:
-    """Return the run in a directory: a path or a URI. It may be finished, going on, or of an older version."""
+    """Return the run in a directory: a path or a URI. It may be finished, going on, or of an older version.
+
+    ``latest`` is the newest in the folder ``runs``, ``DIR/latest`` that in another.
+    """
     return run if isinstance(run, Run) else Run(run)
+
+
+def report(runs: str | StoragePath | Run | Iterable[str | StoragePath | Run], *, out: str | Path = "report") -> Path:
+    """Make every table and figure that runs cover, and one HTML page of them; return the page.
+
+    ``runs`` are runs, run directories, or folders that hold them; they may be going on.
+    """
+    given = [runs] if isinstance(runs, str | StoragePath | Run) else list(runs)
+    paths = [run.path if isinstance(run, Run) else run for run in given]
+    return reports.write(paths, Path(out), most_workers=1).page
 
 
 def plan(
@@ -112,16 +131,19 @@ def plan(
     profile: str | None = None,
     address: str | None = None,
     gpus: int | None = None,
+    gpu: str | None = None,
     gpu_memory: str | None = None,
     cpus: int | None = None,
     memory: str | None = None,
 ) -> JobPlan:
     """Say whether a job fits, where its clients are placed and how long it will take; only a probe is run.
 
-    It is planned for the cluster at ``address`` (or ``$RAY_ADDRESS``), for an imagined machine with ``gpus`` GPUs, or
-    for this machine. A job that does not fit raises :class:`~qdsim.errors.CannotPlace`.
+    It is planned for the cluster at ``address`` (or ``$RAY_ADDRESS``), for an imagined machine with ``gpus`` GPUs (one,
+    where only ``gpu``, its model, is given), or for this machine. A job that does not fit raises
+    :class:`~qdsim.errors.CannotPlace`.
     """
     loaded = job_of(job, set=set, profile=profile)
+    gpus = 1 if gpu and gpus is None else gpus
     if gpus is None and (gpu_memory or cpus or memory):
         raise BadInput(
             "--gpus", None, "--gpu-memory, --cpus and --memory describe a machine with so many GPUs: give it"
@@ -129,11 +151,13 @@ def plan(
     if gpus is not None and address is not None:
         raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
     from qdsim.api.plan_report import JobPlan
-    from qdsim.planning import planner
+    from qdsim.planning import estimate, planner
 
     where = address or os.environ.get("RAY_ADDRESS")
     if gpus is not None:
-        report = planner.plan_job(loaded, planner.imagined(gpus, gpu_memory, cpus, memory), planner.assumed)
+        machines = planner.imagined(gpus, gpu_memory, cpus, memory, gpu)
+        assumed = partial(planner.assumed, model=machines.model)
+        report = planner.plan_job(loaded, machines, assumed, planner.ASSUMED if gpus else estimate.MEASURED)
     elif where:
         report = launch.plan_on_cluster(loaded, where)
     else:
@@ -167,6 +191,8 @@ def _launched(
         raise BadInput("engine", engine, f"allowed: {', '.join(ENGINES)}")
     trackers = check_trackers([track] if isinstance(track, str) else track)
     faults = [Fault.parse(text) for text in chaos]
+    began: list[StoragePath] = []
+    log = RunLog()
     try:
         with Display(Console(quiet=not progress)) as screen:
 
@@ -179,10 +205,13 @@ def _launched(
             follower = Follower(trackers, warn)
 
             def begin(plan: Plan, run_dir: StoragePath) -> None:
+                began.append(run_dir)
+                log.begin(run_dir, f"qdsim {__version__} begins, engine {engine}")
                 screen.begin(plan, run_dir)
                 follower.begin(run_dir)
 
             def emit(event: Event) -> None:
+                log.take(event)
                 screen.emit(event)
                 follower.take(event)
 
@@ -200,9 +229,24 @@ def _launched(
                     trained_in=trained_in,
                 )
     except Interrupted as stop:
-        signal.raise_signal(stop.signum)  # by now to whom it belongs: in a notebook it is a KeyboardInterrupt
+        stop.resume = _how_to_resume(began, engine, address)
+        log.end(f"interrupted by signal {stop.signum}; {stop.resume} continues")
+        try:
+            signal.raise_signal(stop.signum)  # by now to whom it belongs: in a notebook it is a KeyboardInterrupt
+        except Interrupted:  # to the command line, which says how to go on
+            raise stop from None
         raise
+    except Exception as error:
+        log.end(f"failed: {first_line(error)}")
+        raise
+    log.end("done")
     return Run(run_dir)
+
+
+def _how_to_resume(began: list[StoragePath], engine: str, address: str | None) -> str:
+    """Return the command that resumes a run, with what cannot be read from its files."""
+    chosen = [*(["--engine", engine] if engine != ENGINES[0] else []), *(["--address", address] if address else [])]
+    return shlex.join(["qdsim", "resume", str(began[0]), *chosen]) if began else ""
 
 
 def _plain(value: Any) -> Any:

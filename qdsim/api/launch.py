@@ -25,7 +25,7 @@ from qdsim import __version__
 from qdsim.data import datasets
 from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError
 from qdsim.experiment.config import Job, in_todays_words, validate
-from qdsim.experiment.progress import Event, Notice, Progress
+from qdsim.experiment.progress import Event, Notice, Progress, Step
 from qdsim.federation import attacks
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.ray_engine import environment
@@ -145,15 +145,22 @@ def run(
                     manifest.finish("failed", exit_code=error.exit_code, error=str(error))
             print(f"qdsim: {error}", file=sys.stderr, flush=True)
 
+        reading = f"reading {job.data.dataset}"
         if engine == "inline":
+            emit(Step(reading))
             plan, dataset = _check(job, faults)
         else:
             environment.prepare(address)  # before Ray is imported
             from qdsim.ray_engine import cluster  # and before the threads take turns: it would come second to torch
 
             stays = cluster.is_connected()
+            cluster.check_reachable(address)
+            where = address or os.environ.get("RAY_ADDRESS")
+            emit(Step(f"joining the cluster at {where}, {reading}" if where else f"starting Ray, {reading}"))
             with _beside(lambda: _check(job, faults)) as checked:
                 stop = connection.enter_context(on_ray(cluster.connected(job.cluster, address, last_words)))
+                if not checked.done():
+                    emit(Step(reading))
                 while not wait([checked], timeout=POLL_S).done:
                     stop.check()
                 plan, dataset = checked.result()
@@ -189,6 +196,7 @@ def run(
 
                 with interruptible(at_once=True):
                     executor = _inline_executor(plan, images.pop())
+                    manifest.note("devices", {"model": "cpu"})
                     Experiment(plan, executor, run_dir, told, owner, trained_in).run()
             else:
                 from qdsim.ray_engine.driver import run_on_ray
@@ -201,6 +209,7 @@ def run(
                     images.pop,
                     list(faults),
                     told,
+                    lambda device: manifest.note("devices", device.as_dict()),
                     stop.check,
                     trained_in,
                     stays_connected=stays,
@@ -327,13 +336,14 @@ def _check(job: Job, faults: Sequence[Fault]) -> tuple[Plan, Dataset]:
 def _inline_executor(plan: Plan, images: Images) -> InlineExecutor:
     import torch
 
-    from qdsim.federation.client_host import ClientHost, keep_freed_memory, use_threads
+    from qdsim.federation.client_host import ClientHost
     from qdsim.federation.executor import InlineExecutor
     from qdsim.models.compute import make_compute
+    from qdsim.models.device import set_up
 
-    use_threads(plan.job.cluster.threads)
-    keep_freed_memory()
-    compute = make_compute(plan.points[0].model, torch.device("cpu"), plan.job.cluster.numerics())
+    numerics = plan.job.cluster.numerics()
+    set_up(numerics)
+    compute = make_compute(plan.points[0].model, torch.device("cpu"), numerics)
     return InlineExecutor(ClientHost(compute, images))
 
 
@@ -399,6 +409,8 @@ def _describe(
 ) -> dict[str, Any]:
     import torch
 
+    from qdsim.models.device import cudnn_version, driver_version
+
     versions = {"qdsim": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -427,6 +439,9 @@ def _describe(
             "cpus": os.cpu_count(),
             "memory_bytes": memory,
             "gpus": gpus,
+            "driver": driver_version(),
+            "cuda": torch.version.cuda,
+            "cudnn": cudnn_version(),
         },
     }
 

@@ -12,10 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from qdsim.api.display import duration
-from qdsim.planning import estimate
+from qdsim.planning import estimate, units
 from qdsim.planning.estimate import PhaseTime
-from qdsim.planning.planner import ASSUMED_FLOPS, PlanReport
+from qdsim.planning.planner import ASSUMED_FLOPS, HIGH_SHARE, LOW_SHARE, PlanReport
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +36,11 @@ class JobPlan:
         return estimate.total_s(self.report.times)
 
     @property
+    def range_s(self) -> tuple[float, float]:
+        """The same at the least and at the most."""
+        return estimate.range_s(self.report.times, self.report.within)
+
+    @property
     def storage_bytes(self) -> int:
         """What its run directory comes to."""
         return self.report.storage_bytes
@@ -54,6 +58,8 @@ class JobPlan:
                 "rounds": max(time.rounds for time in times),
                 "waves": max(time.waves for time in times),
                 "wall_s": sum(time.wall_s for time in times),
+                "low_s": sum(time.low_s for time in times),
+                "high_s": sum(time.high_s for time in times),
             }
             for (method, phase), times in _grouped(self.report.times).items()
         ]
@@ -79,7 +85,7 @@ def print_plan_report(console: Console, found: PlanReport, *, assumed: bool) -> 
     packed = max(len(group) for group in layout.clients)
     say(f"{plan.job.name}: {plan.max_clients} clients on {found.machines.described}")
     say(f"it fits: {layout}, {packed} client{'s' if packed > 1 else ''} in an actor")
-    of_gpu = f"about {found.gpu_bytes / 1e9:.1f} GB of GPU memory for an actor"
+    of_gpu = f"about {units.size(found.gpu_bytes)} of GPU memory for an actor"
     say(of_gpu if layout.gpus else "no GPUs: clients run on CPUs")
     nodes = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("node", "CPUs", "GPUs", "memory (GB)", "actors that fit"):
@@ -88,22 +94,40 @@ def print_plan_report(console: Console, found: PlanReport, *, assumed: bool) -> 
         nodes.add_row(*row)
     console.print(nodes)
     console.print(_phases(found))
-    whole_s = estimate.total_s(found.times)
-    held = f", {whole_s / 3600 * found.gpus:.2g} GPU-hours" if found.gpus else ""
-    say(f"in all about {duration(whole_s)}{held}, {found.storage_bytes / 1e9:.2g} GB of storage")
-    if assumed:
-        say(f"assumed, not measured: {ASSUMED_FLOPS / 1e12:g} TFLOP/s a GPU; with --address it is measured there")
+    low_s, high_s = estimate.range_s(found.times, found.within)
+    held = ""
+    if found.gpus:
+        held = f", {units.hours(low_s * found.gpus)} to {units.hours(high_s * found.gpus)} GPU-hours"
+    say(f"in all {units.time_range(low_s, high_s)}{held}, {units.size(found.storage_bytes)} of storage")
+    say(_basis(found, assumed=assumed))
     for note in [*found.notes, "training that lies in --out already is not done again, and not in this"]:
         say(f"note: {note}")
 
 
+def _basis(found: PlanReport, *, assumed: bool) -> str:
+    """Say what the times rest on."""
+    if not assumed:
+        return "measured: a few steps of one client; runs were within 30 % of their plans"
+    model = found.machines.model
+    if model is None:
+        low, high = (ASSUMED_FLOPS / factor / 1e12 for factor in reversed(found.within.costs))
+        return (
+            f"assumed, not measured: {low:g} to {high:g} TFLOP/s a GPU; name it with --gpu, or have it measured there "
+            "with --address"
+        )
+    return (
+        f"assumed, not measured: {100 * LOW_SHARE:g} to {HIGH_SHARE:.0%} of the {model.tflops:g} TFLOP/s (float32) and "
+        f"{model.bandwidth_gb_s:,g} GB/s that its maker states ({model.source}); with --address it is measured there"
+    )
+
+
 def _phases(found: PlanReport) -> Table:
     """One line for a method's phase, over all seeds, cells and requests."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("method", "phase", "times", "rounds", "waves a round", "hours", "GPU-hours"):
-        table.add_column(name, justify="left" if name in ("method", "phase") else "right")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("method", "phase", "times", "rounds", "waves", "time", "GPU time"):
+        table.add_column(name, justify="left" if name in ("method", "phase") else "right", no_wrap=True)
     for (method, phase), times in _grouped(found.times).items():
-        hours = sum(time.wall_s for time in times) / 3600
+        low_s, high_s = (sum(getattr(time, end) for time in times) for end in ("low_s", "high_s"))
         waves = max(time.waves for time in times)
         table.add_row(
             method,
@@ -111,8 +135,8 @@ def _phases(found: PlanReport) -> Table:
             str(len(times)),
             str(max(time.rounds for time in times)),
             str(waves),
-            f"{hours:.2f}",
-            f"{hours * found.gpus:.2f}" if found.gpus else "-",
+            units.time_range(low_s, high_s),
+            units.time_range(low_s * found.gpus, high_s * found.gpus) if found.gpus else "-",
         )
     return table
 

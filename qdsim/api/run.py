@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdsim.api import display
+from qdsim.api import display, report
 from qdsim.errors import BadInput
-from qdsim.store import run_directory, storage, tables
+from qdsim.store import run_directory, tables
 from qdsim.store.storage import StoragePath
 
 if TYPE_CHECKING:  # reading is what needs them, and a job is checked without
@@ -27,7 +27,7 @@ class Run:
     """
 
     def __init__(self, path: str | StoragePath):
-        self.path = storage.folder(path) if isinstance(path, str) else path
+        self.path = run_directory.find_run(path) if isinstance(path, str) else path
         self._whole: dict[str, pa.Table] = {}
         """Tables of a finished run: they do not change."""
         run_directory.read_manifest(self.path)
@@ -112,20 +112,8 @@ class Run:
 
     def report(self, out: str | Path | None = None) -> Path:
         """Make every table and figure that this run covers, and return the page; by default in the run directory."""
-        from analysis import load, page
-        from analysis import report as reports
-
         folder = Path(out) if out is not None else self._local_folder("report")
-        results = load(self.path)
-        if results.runs.empty:
-            raise BadInput("RUN", str(self.path), "; ".join(results.problems) or "nothing to report")
-        planned = reports.plan(results)
-        try:
-            reports.write(planned, folder, lambda title: None, most_workers=1)
-            (folder / "index.html").write_text(page.render(planned, results), encoding="utf-8")
-        except OSError as error:
-            raise BadInput("out", str(folder), f"cannot be written to: {error.strerror}") from None
-        return folder / "index.html"
+        return report.write(self.path, folder, most_workers=1).page
 
     def _local_folder(self, name: str) -> Path:
         return self.path / name if isinstance(self.path, Path) else Path(f"{self.path.name}-{name}")

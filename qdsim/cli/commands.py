@@ -1,11 +1,14 @@
 """The commands: ``qdsim --help``. The only file that reads arguments, prints errors or exits."""
 
+import codecs
 import os
 import shlex
 import signal
 import sys
 import tomllib
 import traceback
+import unicodedata
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal, NoReturn
@@ -13,15 +16,21 @@ from typing import Annotated, Literal, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from qdsim import __version__
 from qdsim.errors import BadInput, CannotPlace, ClusterLost, Interrupted, QdsimError
-from qdsim.store import storage
+from qdsim.store import run_directory, storage
 
 app = typer.Typer(
     help="Simulate federated unlearning with QuickDrop on Ray.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+PIPE_WIDTH = 200
+BENCHMARKS = ("throughput", "overhead", "matching", "gradients", "startup", "memory", "scaling", "gpu-counts")
+"""For --help: the suite itself brings torch."""
 
 # declared for --help; main reads it from the arguments, since an error may come before they are parsed
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -34,7 +43,9 @@ ADDRESS = Annotated[
     str | None,
     typer.Option(help="A running Ray cluster, for example auto; by default $RAY_ADDRESS, else one is started here."),
 ]
-RUN = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example runs/quickstart-…")]
+RUN = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory, or latest: the newest in runs (DIR/latest: in DIR).")
+]
 SERVER = Annotated[
     str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The cluster's dashboard, for example http://HEAD:8265.")
 ]
@@ -49,6 +60,21 @@ TRACK = Annotated[
 RESUME = Annotated[
     bool, typer.Option("--resume", help="Resume the newest run of this job under --out, if there is one.")
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"qdsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Simulate federated unlearning with QuickDrop on Ray."""
 
 
 @app.command()
@@ -177,14 +203,14 @@ def stop(
 
 @app.command()
 def verify(
-    first: Annotated[str, typer.Argument(metavar="A", help="A run directory.")],
+    first: Annotated[str, typer.Argument(metavar="A", help="A run directory, or latest.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     debug: DEBUG = False,
 ) -> None:
     """Compare two runs value by value, clocks and places aside: exit 0 if equal, else 1 with the first difference."""
     from qdsim.store.verify import difference
 
-    found = difference(storage.folder(first), storage.folder(second))
+    found = difference(run_directory.find_run(first), run_directory.find_run(second))
     print(found or "equal")
     raise typer.Exit(1 if found else 0)
 
@@ -196,7 +222,10 @@ def plan(
     profile: PROFILE = None,
     address: ADDRESS = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="Plan for a machine with so many GPUs instead.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Memory of each, for example 24GB.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Their model, for example a100, h100, t4 or rtx4090.")] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Memory of each, for example 24GB; by default --gpu's.")
+    ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of that machine; 8 for each GPU by default.")] = None,
     memory: Annotated[str | None, typer.Option(help="Its memory; 64GB for each GPU by default.")] = None,
     debug: DEBUG = False,
@@ -210,6 +239,7 @@ def plan(
         profile=profile,
         address=address,
         gpus=gpus,
+        gpu=gpu,
         gpu_memory=gpu_memory,
         cpus=cpus,
         memory=memory,
@@ -222,7 +252,7 @@ def status(run: RUN, debug: DEBUG = False) -> None:
     """Say where a run is, from its files alone."""
     from qdsim.cli import watch
 
-    watch.print_status(Console(), storage.folder(run))
+    watch.print_status(Console(), run_directory.find_run(run))
 
 
 @app.command()
@@ -230,18 +260,81 @@ def top(run: RUN, debug: DEBUG = False) -> None:
     """Watch a run from its files alone, until it is over."""
     from qdsim.cli import watch
 
-    watch.top(Console(), storage.folder(run))
+    watch.top(Console(), run_directory.find_run(run))
 
 
 @app.command()
 def show(
-    run: RUN,
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run directories, or latest: the newest in runs (DIR/latest: in DIR)."),
+    ],
     debug: DEBUG = False,
 ) -> None:
-    """Print the result table of a run, finished or not."""
+    """Print the result table of a run, finished or not; of several: beside each other, with what differs."""
     from qdsim.api import display
+    from qdsim.api import runs as several
 
-    display.print_result(Console(), storage.folder(run))
+    found = [run_directory.find_run(run) for run in runs]
+    if len(found) == 1:
+        display.print_result(Console(), found[0])
+    else:
+        display.print_comparison(Console(), several.compared(found))
+
+
+@app.command(name="runs")
+def list_runs(
+    folder: Annotated[str, typer.Argument(metavar="[DIR]", help="A folder of runs: a path or a URI.")] = "runs",
+    debug: DEBUG = False,
+) -> None:
+    """List the runs in a folder, newest first: state, job, date, and F-Set/R-Set of each method after recovery."""
+    from qdsim.api import runs
+
+    lines = runs.listed(storage.folder(folder))
+    if not lines:
+        raise BadInput("DIR", folder, "no run there")
+    console = Console()
+    if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
+        console = Console(width=PIPE_WIDTH)
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "state", "job", "started (UTC)", "result"):
+        table.add_column(column, overflow="fold", no_wrap=column == "started (UTC)")
+    for line in lines:
+        cells = (line.path.name, line.state, line.job, line.started_at, line.result)
+        table.add_row(*(Text(run_directory.printable(cell)) for cell in cells))
+    console.print(table)
+
+
+@app.command()
+def logs(
+    run: RUN,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until the run is over.")] = False,
+    debug: DEBUG = False,
+) -> None:
+    """Print what a run has said on the screen, with the times (UTC): phases, notes, how it ended."""
+    from qdsim.cli import watch
+
+    watch.print_log(run_directory.find_run(run), say, follow=follow)
+
+
+@app.command()
+def keys(
+    section: Annotated[
+        str | None,
+        typer.Argument(metavar="[SECTION]", help="For example train, sga, or a method's package.module:NAME."),
+    ] = None,
+    debug: DEBUG = False,
+) -> None:
+    """List the keys of a job: type and range, default, meaning."""
+    from qdsim.experiment import keys as schema
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("key", "type", "default", "meaning"):
+        table.add_column(column, overflow="fold", no_wrap=column == "key")
+    for key in schema.keys_of(section):
+        table.add_row(*(Text(text) for text in (key.name, key.kind, key.default, key.meaning)))
+    console = Console()
+    (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
 
 
 @app.command()
@@ -258,13 +351,36 @@ def export(
     """Send the rows of a run, finished or not, to a tracker; nothing is there twice, however often it is done."""
     from qdsim.tracking import follow
 
-    for line in follow.export(storage.folder(run), follow.check_trackers(to, "--to"), out):
+    for line in follow.export(run_directory.find_run(run), follow.check_trackers(to, "--to"), out):
+        say(line)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUNS...", help="Run directories, or folders that hold them; paths or URIs."),
+    ],
+    out: Annotated[Path, typer.Option(help="Where to write; files of the same name are replaced.")] = Path("report"),
+    debug: DEBUG = False,
+) -> None:
+    """Make every table and figure that runs cover, and one HTML page of them; also while a run is going on."""
+    from qdsim.api import report as reports
+
+    with Console(stderr=True).status("", spinner="dots") as status:
+        written = reports.write(runs, out, tell=status.update)
+    for problem in written.problems:
+        print(problem, file=sys.stderr)
+    for line in written.lines:
         say(line)
 
 
 @app.command()
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; by default all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help=f"Which: {', '.join(BENCHMARKS)}; by default all."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the Parquet files go.")] = Path("bench"),
     flower: Annotated[
         str | None, typer.Option(metavar="PYTHON", help="Of an environment with flwr[simulation] and torch.")
@@ -278,6 +394,34 @@ def bench(
 
     suite.run(suite.chosen(names or []), rounds, flower, svhn, Console(), out)
     say(f"python -m analysis bench {out} draws it")
+
+
+@app.command()
+def doctor(
+    address: ADDRESS = None,
+    runs: Annotated[str, typer.Option(help="Where run directories are to go: that storage is tried.")] = "runs",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, with all numbers.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="One file to attach to a message; no paths, hosts or tokens are in it.")
+    ] = None,
+    debug: DEBUG = False,
+) -> None:
+    """Check this machine, Ray and each GPU by using them: exit 3 if something would stop a run."""
+    from qdsim.doctor import report as reports
+    from qdsim.doctor.examine import examine
+
+    hints = Console(stderr=True)
+    found = examine(address, runs, lambda text: hints.print(f"… {text}", style="dim", markup=False, highlight=False))
+    if out is not None:
+        storage.write(out, reports.as_file(found).encode())
+    if as_json:
+        print(found.as_json())
+    else:
+        Console().print(reports.table(found))
+        say(reports.verdict(found))
+    if out is not None and not as_json:
+        say(f"written to {out}: attach it to a report")
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()
@@ -369,19 +513,45 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+PLAIN = {
+    **{"±": "+-", "×": "x", "…": "...", "−": "-", "–": "-", "→": "->", "≥": ">=", "≤": "<=", "§": "Sec. "},
+    **{"α": "alpha", "η": "eta", "θ": "theta", "μ": "mu", "ς": "sigma", "σ": "sigma", "Δ": "Delta"},
+}
+"""What stands for letters that a terminal's encoding has not."""
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """Return what is printed instead of letters that cannot be: alike, or their numbers."""
+    assert isinstance(error, UnicodeEncodeError)
+    found = ""
+    for letter in error.object[error.start : error.end]:
+        alike = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+        found += PLAIN.get(letter) or alike or letter.encode("ascii", "backslashreplace").decode()
+    return found, error.end
+
+
+def _print_whatever_the_encoding() -> None:
+    """Have nothing fail for a letter that the encoding of the output has not (LANG=C, PYTHONIOENCODING=ascii)."""
+    codecs.register_error("qdsim", _plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="qdsim")
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise Interrupted(signum)
 
 
 def main() -> None:
     """Run the command line; every error ends in one line of cause and its exit code."""
+    _print_whatever_the_encoding()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP:  # which nohup has ignored
             signal.signal(signum, _interrupt)
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)  # what a command exits with, it returns
     except Interrupted as stop:
-        _fail("interrupted; the rows written so far are kept", stop.exit_code)
+        _fail(f"interrupted; {stop.resume} continues" if stop.resume else "interrupted", stop.exit_code)
     except ClusterLost as error:
         print(f"qdsim: {error}", file=sys.stderr, flush=True)
         sys.stdout.flush()

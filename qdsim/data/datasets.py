@@ -5,8 +5,10 @@ scikit-learn, pyarrow, Pillow) are imported where they are used: a client actor 
 """
 
 import hashlib
+import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,15 @@ from qdsim.errors import BadInput, MissingData, QdsimError
 from qdsim.store.images import decode_image
 
 DIGITS_TEST_SHARE = 0.2
+CLASS_NAMES = {
+    **dict.fromkeys(("digits", "mnist", "svhn", "svhn+extra"), tuple("0123456789")),
+    "fashion_mnist": (
+        *("t-shirt", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "boot"),
+    ),
+    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+}
+"""Of data sets that everybody knows; others bring theirs along."""
 MOST_CLASSES = 100_000
 """A larger label is no class: tables and counts have a row for each."""
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -50,6 +61,8 @@ class Dataset:
     normalization: Normalization
     note: str = ""
     """Said in the manifest and under each result, for example that a checksum did not match."""
+    class_names: tuple[str, ...] = ()
+    """By which requests may name the classes, in their order; empty where they have numbers only."""
 
     def sha256(self) -> str:
         """Hash of every image and label: what trained states are stored under depends on it."""
@@ -91,7 +104,8 @@ def stand_in(dataset: str) -> Dataset:
     labels = [np.arange(count) % classes for count in (train, test)]
     normalization = Normalization((0.5,) * channels, (0.25,) * channels)
     note = f"{dataset} is not here: planned with classes of equal size"
-    return Dataset(dataset, images[0], labels[0], images[1], labels[1], classes, normalization, note)
+    names = CLASS_NAMES.get(dataset, ())
+    return Dataset(dataset, images[0], labels[0], images[1], labels[1], classes, normalization, note, names)
 
 
 KINDS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "svhn+extra", "parquet", "folder")
@@ -118,8 +132,24 @@ def is_outside(dataset: str) -> bool:
     return dataset.partition(":")[0] not in KINDS
 
 
+@contextmanager
+def _blamed_on(dataset: str) -> Iterator[None]:
+    """Have what is missing of ``folder:DIR`` or ``parquet:DIR`` blamed on that name, and not on ``data.root``."""
+    try:
+        yield
+    except MissingData as error:
+        if dataset.partition(":")[0] not in OF_FOLDERS:
+            raise
+        raise MissingData(f"{error.file} in {error.looked_in}", dataset, error.fix, "data.dataset") from None
+
+
 def check_there(dataset: str, root: str, *, download: bool = False) -> None:
     """Refuse a data set whose files are not there, before anything is imported that could read them."""
+    with _blamed_on(dataset):
+        _check_files(dataset, root, download)
+
+
+def _check_files(dataset: str, root: str, download: bool) -> None:
     kind, folder = _named(dataset)
     place = Path(root)
     if kind in ("cifar10", "cifar100") and list((place / kind).glob("*.parquet")):
@@ -127,7 +157,13 @@ def check_there(dataset: str, root: str, *, download: bool = False) -> None:
     if kind == "parquet":
         for split in ("train", "test"):
             if not list(folder.glob(f"{split}-*.parquet")):
-                raise MissingData(f"no {split}-*.parquet", str(folder), "set data.dataset to parquet:DIR with both")
+                fix = "needed are train-*.parquet and test-*.parquet"
+                raise MissingData(f"no {split}-*.parquet", str(folder), fix)
+    if kind == "folder":
+        for split in ("train", "test"):
+            if not (folder / split).is_dir():
+                fix = "needed are train/CLASS/ and test/CLASS/ with images"
+                raise MissingData(f"no folder {split}", str(folder), fix)
     if download:
         return
     if kind in ("mnist", "fashion_mnist"):
@@ -156,7 +192,8 @@ def load(dataset: str, root: str, *, verify: bool = True, download: bool = False
         "folder": lambda: _folder(folder, size),
         OUTSIDE: lambda: _outside(dataset, Path(root)),
     }
-    return _assemble(dataset, readers[kind]())
+    with _blamed_on(dataset):
+        return _assemble(dataset, readers[kind]())
 
 
 @dataclass
@@ -167,6 +204,7 @@ class _Parts:
     test_labels: np.ndarray
     num_classes: int | None = None
     note: str = ""
+    class_names: tuple[str, ...] = ()
 
 
 def _assemble(name: str, parts: _Parts) -> Dataset:
@@ -189,7 +227,8 @@ def _assemble(name: str, parts: _Parts) -> Dataset:
             raise BadInput("data.dataset", name, f"a {split} label is {bad}; allowed are 0 to {classes - 1}")
     statistics = _pixel_statistics(images)
     images, test_images = _in_plain_order(images), _in_plain_order(parts.test_images)
-    return Dataset(name, images, labels, test_images, test_labels, classes, statistics, parts.note)
+    names = parts.class_names or CLASS_NAMES.get(name, ())
+    return Dataset(name, images, labels, test_images, test_labels, classes, statistics, parts.note, names)
 
 
 def _in_plain_order(images: np.ndarray) -> np.ndarray:
@@ -317,7 +356,7 @@ def _cifar(kind: str, root: Path, download: bool) -> _Parts:
         raise _no_cifar(kind, root, f"is missing or damaged ({str(error).splitlines()[0]})") from None
     images = [np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)) for part in (train, test)]
     labels = [np.asarray(part.targets) for part in (train, test)]
-    return _Parts(images[0], labels[0], images[1], labels[1], num_classes=len(train.classes))
+    return _Parts(images[0], labels[0], images[1], labels[1], len(train.classes), class_names=tuple(train.classes))
 
 
 def _no_cifar(kind: str, root: Path, why: str) -> MissingData:
@@ -384,7 +423,10 @@ def _parquet(folder: Path, size: int | None) -> _Parts:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    names: tuple[str, ...] = ()
+
     def read(split: str) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal names
         encoded: list[bytes | None] = []
         labels: list[np.ndarray] = []
         for file in sorted(folder.glob(f"{split}-*.parquet")):
@@ -401,12 +443,22 @@ def _parquet(folder: Path, size: int | None) -> _Parts:
                 cause = f"{file.name} has columns {', '.join(f'{f.name}: {f.type}' for f in table.schema)}"
                 fix = "needed: an image struct with encoded bytes, and an integer label"
                 raise MissingData(cause, str(file), fix)
+            names = names or _hugging_face_names(table.schema.metadata)
             encoded += table.column(column).combine_chunks().field("bytes").to_pylist()
             labels.append(table.column("label").to_numpy())
         return _decode(encoded, len(encoded), size, folder), np.concatenate(labels)
 
     train, test = read("train"), read("test")
-    return _Parts(train[0], train[1], test[0], test[1])
+    return _Parts(train[0], train[1], test[0], test[1], class_names=names)
+
+
+def _hugging_face_names(metadata: Any) -> tuple[str, ...]:
+    """Return the names of the classes where Hugging Face's ``datasets`` has written them into the file."""
+    try:
+        found = json.loads((metadata or {})[b"huggingface"])["info"]["features"]["label"]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ()
+    return tuple(found) if isinstance(found, list) and all(isinstance(name, str) for name in found) else ()
 
 
 def _holds_images(kind: Any) -> bool:
@@ -431,7 +483,7 @@ def _folder(folder: Path, size: int | None) -> _Parts:
     if train[2] != test[2]:
         odd = sorted(set(train[2]) ^ set(test[2]))
         raise BadInput("data.dataset", f"folder:{folder}", f"train/ and test/ differ in the classes {odd}")
-    return _Parts(train[0], train[1], test[0], test[1], num_classes=len(train[2]))
+    return _Parts(train[0], train[1], test[0], test[1], len(train[2]), class_names=tuple(train[2]))
 
 
 def _decode(files: Iterable[bytes | Path | None], count: int, size: int | None, where: Path) -> np.ndarray:

@@ -149,6 +149,26 @@ class Checkpoint:
             why = f"holds another model than the rows of {what} say; {FIX}"
             raise BadInput("file", str(self._commit_file.path), why)
 
+    def note_served(self, key: str, task: PhaseKey) -> None:
+        """Note under the key of its result that a task was served: a later cell with that key copies it."""
+        path = self._served_file(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"run_id": self._owner.run_id, "key": key, **task.columns()}
+        storage.write(path, json.dumps(content).encode() + b"\n")
+
+    def served(self, key: str) -> PhaseKey | None:
+        """Return the task that came to the result of this key, or None; a file that says anything else says nothing."""
+        try:
+            content = json.loads(self._served_file(key).read_text(encoding="utf-8"))
+            if (content.pop("run_id"), content.pop("key")) != (self._owner.run_id, key):
+                return None
+            return PhaseKey(**content)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+
+    def _served_file(self, key: str) -> StoragePath:
+        return self._folder / "served" / f"{key}.json"
+
     def forget_states(self, training: str) -> None:
         """Delete the client states of a training that is stored as a whole."""
         storage.remove(self.states_folder(training).path)

@@ -23,7 +23,7 @@ from qdsim.algorithms.methods import METHODS, Method
 from qdsim.algorithms.server import Server
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Recover, Relearn, Train, Unlearn
 from qdsim.data import datasets
-from qdsim.errors import BadInput
+from qdsim.errors import BadInput, as_toml
 from qdsim.experiment import job_files
 from qdsim.experiment.profiles import PROFILES
 from qdsim.experiment.sections import (
@@ -47,6 +47,25 @@ if TYPE_CHECKING:  # a job is checked without torch
 FIXED_SECTIONS = ("data", "cluster")
 """No sweep may change these: all cells of a run share one data set and one set of actors."""
 MOST_POINTS = 1000
+EXAMPLE_REQUESTS = '[{kind = "class", target = 9}]'
+WANTED = {
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "literal_error": "{expected}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
+    "too_short": "a list that is not empty",
+    "string_pattern_mismatch": "made of letters, digits, dots, _ and -, the first a letter or a digit",
+    "string_too_long": "of {max_length} letters at most",
+}
+"""What a value must be, by the name of pydantic's complaint."""
+MEMBERS = ("int", "str")
+"""Of the union that a request's target is, by pydantic's names."""
+ABSENT = ("None", "none", "null", "nil")
+"""Words of other languages for a value that is not there."""
 Overrides = Mapping[str, Any] | Sequence[str]
 """Values by their keys, or texts ``KEY=VALUE``."""
 
@@ -60,6 +79,7 @@ class Job(Section):
     model_config = ConfigDict(extra="allow")  # the methods' sections, which a validator checks: it allows nothing else
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
+    """Run directories begin with it."""
     about: str = ""
     """One line: what the job reproduces."""
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (0, 1, 2, 3, 4)
@@ -101,7 +121,7 @@ class Job(Section):
             try:
                 checked[name] = Checked.adapter(settings).validate_python(values.get(name, {}))
             except ValidationError as error:
-                raise _as_bad_input(error.errors()[0], within=name, declared=settings) from None
+                raise _as_bad_input(error.errors(), within=name, declared=settings) from None
         return values | checked
 
     @field_validator("server")
@@ -152,7 +172,10 @@ class Job(Section):
         for i, request in enumerate(self.requests):
             if request.kind != "client":
                 continue
-            if request.target != "random" and request.target >= clients:
+            if isinstance(request.target, str) and request.target != "random":
+                why = "clients have no names: a client's target is a number, or random"
+                raise BadInput(f"requests[{i}].target", request.target, why)
+            if isinstance(request.target, int) and request.target >= clients:
                 last = clients - 1
                 raise BadInput(f"requests[{i}].target", request.target, f"clients are numbered 0 to {last}")
             if clients == 1:
@@ -190,7 +213,13 @@ class Job(Section):
             point = dict(zip(self.sweep, values, strict=True))
             for key, value in point.items():
                 _assign(changed, key, value)
-            found.append((",".join(f"{k}={_as_toml(v)}" for k, v in point.items()), validate(changed)))
+            try:
+                job = validate(changed)
+            except BadInput as error:
+                if error.key not in point:
+                    raise
+                raise BadInput(f'sweep."{error.key}"', error.value, error.allowed) from None
+            found.append((",".join(f"{k}={_as_toml(v)}" for k, v in point.items()), job))
         return found
 
     @property
@@ -312,11 +341,14 @@ def check_sweep(job: Job) -> None:
     for key, values in job.sweep.items():
         section, _, name = key.partition(".")
         if section not in allowed or name not in _keys_of(allowed[section]):
-            raise BadInput("sweep", key, f"only fields of these sections can be swept: {', '.join(allowed)}")
+            if section in allowed:
+                raise _unknown_key(f'sweep."{key}"', values, _keys_of(allowed[section]))
+            why = f"only keys of these sections can be swept: {', '.join(allowed)}"
+            raise BadInput(f'sweep."{key}"', values, why)
         if not values:
-            raise BadInput("sweep", key, "list at least one value")
+            raise BadInput(f'sweep."{key}"', values, "list at least one value")
         if len({repr(value) for value in values}) < len(values):
-            raise BadInput("sweep", key, "each value may be listed once")
+            raise BadInput(f'sweep."{key}"', values, "each value may be listed once")
     points = math.prod(len(values) for values in job.sweep.values())
     if points > MOST_POINTS:
         raise BadInput("sweep", list(job.sweep), f"{points:,} combinations; {MOST_POINTS:,} at most")
@@ -332,9 +364,7 @@ def validate(values: dict[str, Any]) -> Job:
     try:
         return Job(**values)
     except ValidationError as error:
-        problems = error.errors()
-        # the union of a number and a word yields one entry per member: the first says enough
-        raise _as_bad_input(problems[0]) from None
+        raise _as_bad_input(error.errors()) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -361,34 +391,81 @@ def _parse_override(text: str) -> tuple[str, Any]:
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    if not all(key.split(".")):
+        raise BadInput("--set", key, "a key is SECTION.KEY, for example train.rounds")
     *sections, last = key.split(".")
     if sections and sections[0] == "sweep":  # its keys have dots in them
         sections, last = ["sweep"], key.removeprefix("sweep.")
-    for section in sections:
+    for i, section in enumerate(sections):
         inner = values.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise BadInput("--set", key, f"{section} is not a section")
+            raise BadInput(key, value, f"{'.'.join(sections[: i + 1])} is no section: it is {as_toml(inner)}")
         values[section] = values = dict(inner)
     values[last] = value
 
 
-def _as_bad_input(problem: ErrorDetails, within: str = "", declared: type | None = None) -> BadInput:
+def _as_bad_input(problems: list[ErrorDetails], within: str = "", declared: type | None = None) -> BadInput:
     """Return pydantic's first complaint as ours; ``within`` is the section, ``declared`` so, checked by itself."""
-    unknown = problem["type"] == "extra_forbidden"
-    # pydantic names the members of a union in the location, for example "literal['auto']": no keys of ours
-    location = [p for p in problem["loc"] if unknown or isinstance(p, int) or p.isidentifier()]
-    location = [within, *location] if within else location
+    problem = problems[0]
+    location = _location(problem, within)
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
-    if unknown:
+    if problem["type"] == "extra_forbidden":
         section = declared or (Request if location[0] == "requests" else sections()[str(location[0])])
         return _unknown_key(key, problem["input"], _keys_of(section))
-    message = problem["msg"].removeprefix("Value error, ")
-    return BadInput(key, problem["input"], message.replace("Input should", "input should", 1))
+    if problem["type"] == "missing":
+        return BadInput(key, None, "is missing; a request is {kind = 'class', target = 9}, or with kind = 'client'")
+    if problem["type"] == "value_error":  # of a check of ours
+        return BadInput(key, problem["input"], problem["msg"].removeprefix("Value error, "))
+    if problem["input"] in ABSENT:
+        return BadInput(key, problem["input"], "TOML has no such value: leave the key out, and it has its default")
+    # the union of a number and a word yields one complaint for each
+    alike = [other for other in problems if _location(other, within) == location]
+    wanted = list(dict.fromkeys(_wanted(other, location) for other in alike))
+    return BadInput(key, problem["input"], f"must be {' or '.join(wanted)}")
+
+
+def _location(problem: ErrorDetails, within: str) -> list[str | int]:
+    """Return the keys that lead to what is wrong."""
+    unknown, swept = problem["type"] == "extra_forbidden", problem["loc"][:1] == ("sweep",)
+    found: list[str | int] = [within] if within else []
+    for part in problem["loc"]:
+        if swept and isinstance(part, str) and "." in part:
+            found.append(f'"{part}"')
+        # pydantic names the members of a union, too, for example "literal['auto']": no keys of ours
+        elif unknown or isinstance(part, int) or (part.isidentifier() and part not in MEMBERS):
+            found.append(part)
+    return found
+
+
+def _wanted(problem: ErrorDetails, location: list[str | int]) -> str:
+    """Return what a value must be, in words of TOML."""
+    kind = problem["type"]
+    limits = {name: f"{v:g}" if isinstance(v, float) else v for name, v in problem.get("ctx", {}).items()}
+    if kind in WANTED:
+        return WANTED[kind].format(**limits)
+    if kind.startswith(("int_", "float_")):
+        return "a whole number" if kind.startswith("int_") else "a number"
+    if kind in ("tuple_type", "list_type"):
+        examples = {
+            "seeds": "[0, 1]",
+            "methods": '["quickdrop", "retrain"]',
+            "requests": EXAMPLE_REQUESTS,
+            "membership": '["loss_threshold"]',
+        }
+        return f"a list, for example {examples.get(str(location[0]), '[0.1, 0.2]')}"
+    if kind in ("dict_type", "model_type", "model_attributes_type", "dataclass_type"):
+        if location[0] == "requests":
+            return f"a table, for example {EXAMPLE_REQUESTS[1:-1]}"
+        return f"a section, [{location[0]}] with keys below it" if len(location) == 1 else "a table, {key = value}"
+    return problem["msg"].replace("Input should be ", "")
 
 
 def _unknown_key(key: str, value: object, known: list[str]) -> BadInput:
     close = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
+    if "." not in key and not close:
+        of = [f"{name}.{key}" for name, kind in sections().items() if key in _keys_of(kind)]
+        hint = f"did you mean {' or '.join(of)}? " if of else ""
     if isinstance(value, dict) and not close:
         hint = "the section of a method from outside stands only beside that method in methods; "
     return BadInput(key, value, f"unknown key; {hint}known here: {', '.join(known)}")

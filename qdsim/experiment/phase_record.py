@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from qdsim.algorithms.history import History
 from qdsim.algorithms.phase import Phase
 from qdsim.data.forgetting import UnlearningRequest
-from qdsim.experiment import rows
+from qdsim.experiment import rows, sharing
 from qdsim.experiment.checkpoint import Checkpoint, Commit
 from qdsim.experiment.plan import Plan, Task
-from qdsim.experiment.progress import Event, Progress, Row
+from qdsim.experiment.progress import Event, Pace, Progress, Row
 from qdsim.experiment.rows import Scores
+from qdsim.experiment.work import load_of
 from qdsim.federation.evaluation import Evaluation, PendingEvaluation, evaluate, training_counts
 from qdsim.federation.executor import Executor
 from qdsim.federation.rounds import Round
@@ -34,23 +35,15 @@ class RunState:
     emit: Callable[[Event], None]
     check_owner: Callable[[], None]
     """Raises where another process has taken the run over."""
-    work_done: float = 0.0
-    """In the units of :meth:`Task.work`."""
 
     def __post_init__(self) -> None:
-        self._total_work = max(self.plan.total_work(), 1.0)
-
-    @property
-    def share_done(self) -> float:
-        """Of the whole run."""
-        return min(1.0, self.work_done / self._total_work)
+        self.pace = Pace({task.key(phase.name): load_of(task, phase) for task, phase in sharing.computed(self.plan)})
 
     def progress(self, task: Task, phase: str, rounds: int = 0) -> Progress:
         """Return the event that a phase begins with."""
-        cell, seed = task.point.label, task.federation.seed
-        return Progress(
-            task.index, cell, seed, task.method, task.request.label, phase, 0, rounds, 0, 0, self.share_done
-        )
+        cell, seed, done = task.point.label, task.federation.seed, self.pace.share_done
+        named = (task.index, cell, seed, task.method, task.request.label)
+        return Progress(*named, phase, 0, rounds, 0, 0, done, left=self.pace.left())
 
     def evaluate(self, params: Params, request: UnlearningRequest) -> PendingEvaluation:
         """Have a model evaluated on all that accuracies are made of."""
@@ -96,15 +89,13 @@ class PhaseRecord:
     def __post_init__(self) -> None:
         self._key = self.task.key(self.phase.name)
         self._sizes = self.task.sizes(self.phase)
-        self._work = self.task.work(self.phase)
-        self._work_after = self.run.work_done + self._work
         if self.continue_from is not None:
             self.before = self.continue_from.before
             numbers = range(1, self.continue_from.round_number + 1)
             self.round_rows = [self.run.writer.round_row(self._key.round_part(n)) for n in numbers]
             committed = self.round_rows[-1]["params_sha256"]
             self.run.checkpoint.check_committed(self.continue_from.params, committed, self._key.part)
-            self.run.work_done += self._work * len(self.round_rows) / max(self.phase.stage.rounds, 1)
+        self.run.pace.begin(self._key, load_of(self.task, self.phase), len(self.round_rows))
         self.run.emit(self._here(0, 0, 0))
 
     @property
@@ -125,6 +116,7 @@ class PhaseRecord:
 
     def progress(self, round_number: int, expected: int, done: int) -> None:
         """Pass on that a round has begun, or a client has finished."""
+        self.run.pace.clients(done, expected)
         self.run.emit(self._here(round_number, expected, done))
 
     def evaluate(self, params: Params) -> PendingEvaluation:
@@ -165,13 +157,17 @@ class PhaseRecord:
                 states,
             )
         )
-        self.run.work_done += self._work / self.phase.stage.rounds
+        compute_s, matching_s = (
+            sum(getattr(u, name) for u in finished.updates) for name in ("compute_s", "matching_s")
+        )
+        saving_s, step_s = (sum(getattr(u, name) for u in finished.updates) for name in ("saving_s", "step_s"))
+        self.run.pace.round_over(compute_s, matching_s, finished.busy_s, saving_s / step_s if step_s else 0.0)
         self.run.emit(self._here(number, finished.expected, finished.expected, row=row, phase_ended=ended))
         return over
 
     def finish(self) -> tuple[Scores, Row]:
         """Write the phase's row; return the scores it has ended with, and the row of its last round."""
-        self.run.work_done = self._work_after
+        self.run.pace.end(self._key)
         summed = rows.stage_row(self._key, self.round_rows, self.phase, self.before, self.storage)
         self.run.check_owner()
         self.run.writer.append("stages", self._key.part, [summed])
@@ -199,7 +195,8 @@ class PhaseRecord:
             rounds=self.phase.stage.rounds,
             clients_done=done,
             clients=clients,
-            share_done=self.run.share_done,
+            share_done=self.run.pace.share_done,
+            left=self.run.pace.left(),
             row=row,
             phase_ended=phase_ended,
         )

@@ -28,8 +28,6 @@ from qdsim.models.model import Model
 from qdsim.models.module import ModuleModel, checked_model
 from qdsim.store.run_directory import part_name, round_stem
 
-MATCHED_IMAGE_COST = 3.0
-"""A synthetic image in a matching step against a real one in a gradient, roughly: it is differentiated twice."""
 UNKNOWN = History()
 """Before training there is no history; phases are planned without it."""
 SHARED = "shared"
@@ -89,15 +87,6 @@ class SweepPoint:
         split = federation.partition
         return phase.view.sizes(split.counts, split.synthetic_counts(self.hyper.synthetic.scale))
 
-    def work(self, phase: Phase, federation: FederationPlan) -> float:
-        """Estimate a phase's cost in samples, for the time left and nothing else."""
-        stage, hyper = phase.stage, self.hyper
-        a_step = np.minimum(self.sizes(phase, federation), stage.batch_size).astype(float)
-        if phase.name in ("train", "finetune") and self.distils and hyper.synthetic.matching:
-            matched = federation.partition.synthetic_counts(hyper.synthetic.scale).sum(1)
-            a_step += MATCHED_IMAGE_COST * np.minimum(matched, hyper.synthetic.batch)
-        return stage.rounds * stage.participation * stage.steps * float(a_step.sum())
-
 
 class PhaseKey(NamedTuple):
     """What names a phase in every table."""
@@ -147,10 +136,6 @@ class Task:
         """Return |Z_i| of every client."""
         return self.point.sizes(phase, self.federation)
 
-    def work(self, phase: Phase) -> float:
-        """Estimate a phase's cost in samples, for the time left and nothing else."""
-        return self.point.work(phase, self.federation)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -182,11 +167,6 @@ class Plan:
         ]
         return [Task(*each, index=index) for index, each in enumerate(found)]
 
-    def total_work(self) -> float:
-        """Estimate the cost of the whole plan."""
-        tasks = [*(training_task(point, at) for point, at in self.federations()), *self.tasks()]
-        return sum(task.work(phase) for task in tasks for phase in task.phases())
-
 
 def training_task(point: SweepPoint, federation: FederationPlan) -> Task:
     """Return the training that all methods of a federation share."""
@@ -195,13 +175,15 @@ def training_task(point: SweepPoint, federation: FederationPlan) -> Task:
 
 def build_plan(job: Job, dataset: Dataset) -> Plan:
     """Split the data for each point and seed, and resolve the requests."""
-    _check_requests(job, dataset)
+    requests = _numbered(job, dataset)
     splits: dict[str, Partition] = {}
-    points = tuple(_plan_point(label, point, dataset, splits) for label, point in job.sweep_points())
+    points = tuple(_plan_point(label, point, dataset, requests, splits) for label, point in job.sweep_points())
     return Plan(job, points, dataset.test_labels, dataset.sha256())
 
 
-def _plan_point(label: str, job: Job, dataset: Dataset, splits: dict[str, Partition]) -> SweepPoint:
+def _plan_point(
+    label: str, job: Job, dataset: Dataset, requests: list[Request], splits: dict[str, Partition]
+) -> SweepPoint:
     model = _network(job, dataset)
     plans = []
     for seed in job.seeds:
@@ -210,7 +192,7 @@ def _plan_point(label: str, job: Job, dataset: Dataset, splits: dict[str, Partit
             splits[wanted] = _split(job, dataset, seed)
         split = splits[wanted]
         labels = tuple(dataset.train_labels[rows] for rows in split.indices)
-        plans.append(FederationPlan(seed, split, labels, _resolve_requests(job, split, seed)))
+        plans.append(FederationPlan(seed, split, labels, _resolve_requests(job, requests, split, seed)))
     return SweepPoint(label, job, job.hyperparameters(model), model, tuple(plans))
 
 
@@ -279,11 +261,29 @@ def _check_phase(method: Method, phase: Phase) -> None:
             raise BadInput("methods", method.name, f"the {name} of its phase {phase.name}: {error}") from None
 
 
-def _check_requests(job: Job, dataset: Dataset) -> None:
+def _numbered(job: Job, dataset: Dataset) -> list[Request]:
+    """Return the requests with numbers for the names of classes; refuse a class that is not there."""
+    found = []
+    names = list(dataset.class_names)
+    for i, request in enumerate(job.requests):
+        key, target = f"requests[{i}].target", request.target
+        if isinstance(target, str) and target != "random":
+            if target not in names:
+                has = f"its classes are {', '.join(names)}" if names else "its classes have numbers only"
+                raise BadInput(key, target, f"no class of {dataset.name}: {has}")
+            request = request.model_copy(update={"target": names.index(target)})
+        if request.target != "random" and request in found:
+            raise BadInput(key, target, f"class {request.target} is listed before; each request may be listed once")
+        found.append(request)
+    _check_classes(found, dataset)
+    return found
+
+
+def _check_classes(requests: list[Request], dataset: Dataset) -> None:
     present = np.bincount(dataset.train_labels, minlength=dataset.num_classes)
     last = dataset.num_classes - 1
-    for i, request in enumerate(job.requests):
-        if request.kind != "class" or request.target == "random":
+    for i, request in enumerate(requests):
+        if request.kind != "class" or not isinstance(request.target, int):
             continue
         if request.target > last:
             allowed = f"classes of {dataset.name} are numbered 0 to {last}"
@@ -308,12 +308,12 @@ def _split(job: Job, dataset: Dataset, seed: int) -> Partition:
     )
 
 
-def _resolve_requests(job: Job, split: Partition, seed: int) -> tuple[UnlearningRequest, ...]:
+def _resolve_requests(job: Job, requests: list[Request], split: Partition, seed: int) -> tuple[UnlearningRequest, ...]:
     """Resolve random targets and, in a sequence, what was forgotten before each request."""
     resolved: list[UnlearningRequest] = []
     previously = NOTHING
-    chosen: set[tuple[str, int | str]] = {(r.kind, r.target) for r in job.requests}
-    for i, asked in enumerate(job.requests):
+    chosen: set[tuple[str, int | str]] = {(r.kind, r.target) for r in requests}
+    for i, asked in enumerate(requests):
         target = asked.target
         if target == "random":
             target = _draw(asked, i, split, seed, chosen)
@@ -326,7 +326,7 @@ def _resolve_requests(job: Job, split: Partition, seed: int) -> tuple[Unlearning
         if not View("real", only=forget, without=previously).sizes(split.counts, split.counts).any():
             raise BadInput(key, target, f"nothing is left of {label} after the requests before it (seed {seed})")
         remaining = View("real", without=request.forgotten).sizes(split.counts, split.counts).sum()
-        if not remaining and not (job.sequence and i == len(job.requests) - 1):
+        if not remaining and not (job.sequence and i == len(requests) - 1):
             raise BadInput(key, target, f"forgetting {label} would leave no data (seed {seed})")
         resolved.append(request)
         if job.sequence:

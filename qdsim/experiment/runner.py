@@ -9,11 +9,11 @@ from qdsim import seeds
 from qdsim.algorithms.history import History
 from qdsim.algorithms.phase import Phase
 from qdsim.errors import BadInput
-from qdsim.experiment import gallery, rows
+from qdsim.experiment import gallery, rows, sharing
 from qdsim.experiment.checkpoint import Checkpoint, Commit
 from qdsim.experiment.phase_record import PhaseRecord, RunState, scores
-from qdsim.experiment.plan import SHARED, Plan, Task, training_task
-from qdsim.experiment.progress import Event, Notice, Row
+from qdsim.experiment.plan import SHARED, PhaseKey, Plan, Task, training_task
+from qdsim.experiment.progress import Event, Notice, Row, Step
 from qdsim.experiment.resume import Action, Continue, Outputs, Skip, is_served, plan_request, plan_training
 from qdsim.experiment.trained import Rows, Trained, TrainedStore, check_same_training, description
 from qdsim.federation import attacks, evaluation, membership
@@ -31,6 +31,8 @@ from qdsim.store.storage import StoragePath
 
 SERVE_AGAIN = "delete it, and the request is served again"
 NOT_SHARED = "--out is not shared by all nodes: "
+COPIED = ("clients", "classes", "rounds", "stages")
+"""The tables of a phase, in the order in which its rows are written."""
 
 
 def ignore_owner() -> None:
@@ -71,7 +73,8 @@ class Experiment:
             served = [is_served(self._outputs(task), self._written(task)) for task in tasks]
             trained = None if all(served) else self._train(training)
             if trained is None:
-                self._run_state.work_done += sum(training.work(phase) for phase in training.phases())
+                for phase in training.phases():
+                    self._run_state.pace.end(training.key(phase.name))
             reached: dict[str, Params] = {}
             for task, is_done in zip(tasks, served, strict=True):
                 if trained is None or is_done:
@@ -91,11 +94,10 @@ class Experiment:
         parts = zip(federation.partition.indices, federation.labels, strict=True)
         shards = [Shard(i, indices, labels) for i, (indices, labels) in enumerate(parts)]
         synthetic = point.hyper.synthetic if point.distils else None
+        self._emit(Step(f"giving {len(shards)} clients their samples"))
         self._executor.broadcast("assign_clients", point.model, federation.seed, shards, synthetic, setup=True)
         self._writer.append("partitions", training.key().part, rows.partition_rows(training))
-        device = self._executor.device
-        described = [description(self._plan, training, phases[: n + 1], device) for n in range(len(phases))]
-        check_same_training(self._models / f"{run_directory.file_name(training.key().part)}.json", described[-1])
+        described = self._described(training, phases)
         trained, stored_phases = self._find_stored(described, point.model, len(shards))
         if trained is None:
             trained = Trained(self._initial_params(training, request="", phase="train"), History(), {})
@@ -126,10 +128,19 @@ class Experiment:
             )
             record.finish()
             trained = Trained(params, trained.history, self._rows_of(training, phase, trained.rows))
+            described = self._described(training, phases)  # an actor may have been replaced on another device
             self._store_training(training, described[number], trained, len(shards), is_last=phase is phases[-1])
         if point.distils and point.job.synthetic.gallery:
             self._write_gallery(training, trained.rows["rounds"][-1])
         return trained
+
+    def _described(self, training: Task, phases: list[Phase]) -> list[dict[str, Any]]:
+        """Return what the states after each of the phases depend on; refuse what differs from before a resumption."""
+        file = self._models / f"{run_directory.file_name(training.key().part)}.json"
+        device, mixed = self._executor.device, training.point.job.cluster.mixed_devices
+        last = description(self._plan, training, phases, device)
+        device = check_same_training(file, last, mixed_devices=mixed)
+        return [description(self._plan, training, phases[: n + 1], device) for n in range(len(phases))]
 
     def _find_stored(self, described: list[dict[str, Any]], model: Model, clients: int) -> tuple[Trained | None, int]:
         """Return the furthest state that is stored, and how many phases it has behind it."""
@@ -200,17 +211,23 @@ class Experiment:
         """Write the rows of a training that was done before, so that the run's tables are complete."""
         self._run_state.check_owner()
         for phase in phases:
-            key = training.key(phase.name)
-            if self._writer.has("stages", key.part):  # a resumed run's own training
-                continue
-            for table, found in stored.items():
-                mine = [{**row, **key.columns(), "reused": True} for row in found if row["phase"] == phase.name]
-                for number in dict.fromkeys(row["round"] for row in mine):
-                    # under the names of rows that are written here, so that neither stands beside the other
-                    part = key.part if table == "stages" else key.round_part(number)
-                    self._writer.append(table, part, [row for row in mine if row["round"] == number])
+            if not self._writer.has("stages", training.key(phase.name).part):  # else a resumed run's own training
+                self._copy_phase(training.key(phase.name), stored)
         if phases:
             self._say_skipped(training, phases)
+
+    def _copy_phase(self, key: PhaseKey, stored: Rows) -> None:
+        """Write the rows of a phase that was done elsewhere, in the order in which one that runs writes them.
+
+        A round's row after those of its clients and classes, and the phase's row last: whatever cuts this off, what is
+        there looks like rounds that were done.
+        """
+        for table in COPIED:
+            mine = [{**row, **key.columns(), "reused": True} for row in stored[table] if row["phase"] == key.phase]
+            for number in dict.fromkeys(row["round"] for row in mine):
+                # under the names of rows that are written here, so that neither stands beside the other
+                part = key.part if table == "stages" else key.round_part(number)
+                self._writer.append(table, part, [row for row in mine if row["round"] == number])
 
     def _write_gallery(self, training: Task, last: Row) -> None:
         """Write the few synthetic images that the user asked to see."""
@@ -231,15 +248,21 @@ class Experiment:
         actions = plan_request(outputs, commit=cursor, written=self._written(task))
         commit = self._commit if any(isinstance(action, Continue) for action in actions) else None
         unlearned = (commit.unlearned or commit.params) if commit else params
+        storage = self._storage(task, history)
+        shared = sharing.key_of(self._plan, task, phases, params, storage, self._executor.device)
+        if shared and commit is None:
+            earlier = self._served_alike(shared, task)
+            if earlier is not None:
+                return self._copy_served(earlier, task, phases)
         if not phases:  # the last class of a sequence: trained on nothing, a model is an untrained one
             unlearned = self._initial_params(task, request=task.request.label, phase="unlearn")
         before = (
             commit.before if commit else scores(self._run_state.evaluate(params, task.request).result(), task.request)
         )
-        storage, last_row = self._storage(task, history), None
+        last_row = None
         for phase, action in zip(phases, actions, strict=True):
             if action == Skip():
-                self._run_state.work_done += task.work(phase)
+                self._run_state.pace.end(task.key(phase.name))
                 last_row = self._last_row(task, phase)
                 continue
             relearns = phase.name == "relearn"
@@ -273,10 +296,36 @@ class Experiment:
                 unlearned, last_row = params, row
         self._attack(task, unlearned, last_row)
         self._run_state.check_owner()
+        if shared:
+            self._checkpoint.note_served(shared, task.key())
         arrays.write(self._model_file(task), P.to_numpy(unlearned))
         name = phases[-1].name if phases else ""
         self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True))
         return unlearned
+
+    def _served_alike(self, shared: str, task: Task) -> Task | None:
+        """Return the task of an earlier cell whose result this one's is, if all of it is there."""
+        key = self._checkpoint.served(shared)
+        for other in self._plan.tasks():
+            if other.index < task.index and other.key() == key:
+                return other if is_served(self._outputs(other), self._written(other)) else None
+        return None
+
+    def _copy_served(self, earlier: Task, task: Task, phases: Sequence[Phase]) -> Params:
+        """Take the rows and the model of an earlier cell's task, so that the run's tables are complete."""
+        self._run_state.check_owner()
+        params, last_row = self._read_model(earlier), None
+        for phase in phases:
+            self._copy_phase(task.key(phase.name), self._rows_of(earlier, phase, {}))
+            self._run_state.pace.end(task.key(phase.name))
+            last_row = self._last_row(task, phase) if phase.name != "relearn" else last_row
+        for part, copied in zip(self._attack_parts(earlier), self._attack_parts(task), strict=True):
+            found = self._writer.read("membership", part)
+            self._writer.append("membership", copied, [{**row, "cell": task.point.label} for row in found])
+        arrays.write(self._model_file(task), P.to_numpy(params))
+        name = phases[-1].name if phases else ""
+        self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True))
+        return params
 
     def _outputs(self, task: Task) -> Outputs:
         """Return what the request will have left in the run directory once it is served."""
@@ -367,6 +416,7 @@ class Experiment:
 
     def _say_skipped(self, task: Task, phases: Sequence[Phase]) -> None:
         """Say that phases had been done before."""
-        self._run_state.work_done += sum(task.work(phase) for phase in phases)
+        for phase in phases:
+            self._run_state.pace.end(task.key(phase.name))
         name = phases[-1].name if phases else ""
         self._emit(replace(self._run_state.progress(task, name), finished=True))

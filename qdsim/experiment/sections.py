@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from qdsim import plugins
+from qdsim.errors import BadInput
 from qdsim.models.kinds import CONVNET, NETWORKS, TORCHVISION
 from qdsim.models.numerics import Numerics
 from qdsim.ranges import NotNegative, Positive, Rate
@@ -132,7 +133,7 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _of_the_kind(self) -> "ModelSection":
         if self.kind == CONVNET and self.options:
-            raise ValueError("convnet has no options; it has model.width and model.depth")
+            raise BadInput("model.options", self.options, "convnet has none; it has model.width and model.depth")
         return self
 
 
@@ -144,15 +145,17 @@ def _ray_can_count_it(fraction: float) -> float:
 
 @dataclass(frozen=True)
 class Cluster(Numerics):
-    """Where the clients are placed. Nothing here changes a result but the fields of :class:`Numerics`."""
+    """Where clients are placed. Only the fields of :class:`Numerics` change results, and devices of another kind."""
 
     gpus_per_client: Annotated[float, Field(ge=0, le=1), AfterValidator(_ray_can_count_it)] | Literal["auto"] = "auto"
     """Fraction of a GPU that an actor is pinned to; ``auto`` shares what there is, 0 without GPUs."""
     clients_per_actor: Positive | Literal["auto"] = 1
-    """``auto`` packs clients so that memory suffices, and no core has more than two actors, no GPU more than eight."""
+    """``auto`` packs clients so that memory suffices, and no core has more than two actors, no GPU more than eight. The
+    default is one each; where GPUs that ``gpus_per_client = "auto"`` shares have too little memory for that, more."""
     cpus_per_actor: Rate | Literal["auto"] = "auto"
-    """CPUs that Ray sets aside for an actor; ``auto``: half of them shared out, so that ten actors fit two cores. How
-    many steps run at once is decided by cores, whatever this says."""
+    """CPUs that Ray sets aside for an actor; ``auto``: half of them shared out, so that ten actors fit two cores, and
+    with GPUs a core each, or less where that would leave GPUs idle. How many steps run at once is decided by cores, or
+    by GPUs, whatever this says."""
     memory_per_actor_gb: Rate | Literal["auto"] = "auto"
     """Memory that Ray sets aside for an actor; ``auto``: an estimate from model and batch (see ``qdsim plan``)."""
     placement_timeout_s: Rate = 30.0
@@ -162,6 +165,12 @@ class Cluster(Numerics):
     step_timeout_s: Rate | Literal["auto"] = "auto"
     """After how long a step is taken to hang and its actor replaced; ``auto``: 20 times the longest of its phase so
     far, 600 s at least; four hours for a phase's first step."""
+    cpu_fallback: bool = False
+    """Whether a client runs on the CPU where torch cannot use the GPU that it was granted; else the run ends with exit
+    code 3 and the reason. Logical GPUs of a machine without any need it. CPU and GPU differ in their last digits."""
+    mixed_devices: bool = False
+    """Whether a run's clients may compute on several kinds of device, a GPU of another model or the CPU among them, as
+    after a node is replaced. Their last digits differ, so the results then depend on where clients sat."""
     local_gpus: NotNegative | None = None
     """Logical GPUs of the local cluster that ``qdsim run`` starts; by default those that are found."""
     local_cpus: Positive | None = None
@@ -176,5 +185,6 @@ class Request(Section):
     """What is to be forgotten."""
 
     kind: Literal["class", "client"]
-    target: NotNegative | Literal["random"]
-    """A number, or ``random``: drawn for each seed."""
+    """A class at every client, or all samples of a client."""
+    target: NotNegative | str
+    """A number, ``random`` (drawn for each seed), or a class's name where the data set has names, such as ``dog``."""

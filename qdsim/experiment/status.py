@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from qdsim.errors import StorageFailed
-from qdsim.experiment.progress import Event, Notice, Pace
+from qdsim.experiment.progress import Event, Left, Notice, Step
 from qdsim.store import lock, run_directory, storage
 from qdsim.store.run_directory import printable
 from qdsim.store.storage import Remote, StoragePath
@@ -23,9 +23,10 @@ EVERY_S = 1.0
 EVERY_REMOTE_S = 10.0
 NOTES = 5
 SCORES = ("test_accuracy", "forget_accuracy", "retain_accuracy")
-TEXTS = ("cell", "method", "request", "phase")
+TEXTS = ("cell", "method", "request", "phase", "doing")
 NUMBERS = (
-    *("seed", "round_number", "rounds", "clients_done", "clients", "share_done", "left_s", "round_s"),
+    *("seed", "round_number", "rounds", "clients_done", "clients", "share_done", "round_s", "scored_round"),
+    *("left_s", "left_low_s", "left_high_s"),
     *("tasks", "tasks_done", "actors_replaced", *SCORES),
 )
 PLACE = ("cell", "seed", "method", "request", "phase", "round_number", "rounds", "clients_done", "clients")
@@ -39,8 +40,8 @@ class Recorder:
         self._path = run_dir / FILE
         self._every_s = EVERY_REMOTE_S if isinstance(run_dir, Remote) else EVERY_S
         self._written_s = 0.0
-        self._pace = Pace()
         self._served: set[int] = set()
+        self._whose: tuple[Any, ...] = ()
         self._now: dict[str, Any] = {"tasks": tasks, "tasks_done": 0, "actors_replaced": 0, "notes": []}
 
     def take(self, event: Event) -> None:
@@ -49,18 +50,23 @@ class Recorder:
         if isinstance(event, Notice):
             now["notes"] = [*now["notes"], event.text][-NOTES:]
             now["actors_replaced"] += event.actor_replaced
+        elif isinstance(event, Step):
+            now["doing"] = str(event)
         else:
             if not event.finished:  # which says that a request is served, and has no round of its own
+                now.pop("doing", None)
+                if event.whose != self._whose:  # the scores are of another phase
+                    self._whose = event.whose
+                    for name in (*SCORES, "round_s", "scored_round"):
+                        now.pop(name, None)
                 now |= {name: getattr(event, name) for name in PLACE}
-            self._pace.mark(event.share_done)
-            if event.finished and event.row is None:
-                self._pace.forget()
-            now |= {"share_done": event.share_done, "left_s": self._pace.left_s()}
+            now |= {"share_done": event.share_done, **_left(event.left)}
             if event.finished and event.task >= 0:
                 self._served.add(event.task)  # a driver that was replaced passes over them again
             now["tasks_done"] = len(self._served)
-            if event.row is not None:
-                now |= {name: event.row.get(name) for name in SCORES} | {"round_s": event.row["wall_s"]}
+            if event.row is not None and not event.finished:
+                now |= {name: event.row.get(name) for name in SCORES}
+                now |= {"round_s": event.row["wall_s"], "scored_round": event.round_number}
         if time.monotonic() - self._written_s > self._every_s:
             self.write()
 
@@ -74,6 +80,13 @@ class Recorder:
         with suppress(StorageFailed):
             if self._is_owner():
                 storage.write(self._path, json.dumps(self._now, indent=2).encode() + b"\n")
+
+
+def _left(left: Left | None) -> dict[str, float | None]:
+    """Return the time left as the file has it."""
+    if left is None:
+        return dict.fromkeys(("left_s", "left_low_s", "left_high_s"))
+    return {"left_s": left.likely_s, "left_low_s": left.low_s, "left_high_s": left.high_s}
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,17 @@ class Status:
     """That ran clients of that round."""
 
 
+def state_of(run_dir: StoragePath, manifest: Mapping[str, Any]) -> str:
+    """Return the state of a run: that of its manifest, or ``gone``."""
+    state = str(manifest.get("state", ""))
+    return "gone" if state == "running" and not lock.is_held(run_dir) else state
+
+
+def is_running(run_dir: StoragePath) -> bool:
+    """Tell whether a run goes on."""
+    return state_of(run_dir, run_directory.read_manifest(run_dir)) == "running"
+
+
 def read(run_dir: StoragePath) -> Status:
     """Read a run's manifest, progress, lock and newest round; whatever is missing is left out."""
     manifest = run_directory.read_manifest(run_dir)
@@ -103,9 +127,7 @@ def read(run_dir: StoragePath) -> Status:
         found = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
         progress = _sound(found) if isinstance(found, dict) else {}
         age_s = max(0.0, time.time() - storage.modified_s(run_dir / FILE))
-    state = str(manifest.get("state", ""))
-    if state == "running" and not lock.is_held(run_dir):
-        state = "gone"
+    state = state_of(run_dir, manifest)
     memory, nodes = _newest(run_dir)
     return Status(
         run_id=str(manifest.get("run_id") or run_dir.name),

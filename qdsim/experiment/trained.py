@@ -25,6 +25,7 @@ from qdsim.experiment.plan import Plan, Task
 from qdsim.federation.client_states import StateFolder, trained_file
 from qdsim.federation.executor import Executor
 from qdsim.models import params as P
+from qdsim.models.device import join_devices
 from qdsim.models.model import Model, check_params
 from qdsim.models.params import Params
 from qdsim.store import arrays, completeness, run_directory, storage, tables
@@ -83,22 +84,28 @@ def description(plan: Plan, training: Task, phases: list[Phase], device: str) ->
     }
 
 
-def check_same_training(path: StoragePath, described: dict[str, Any]) -> None:
+def check_same_training(path: StoragePath, described: dict[str, Any], *, mixed_devices: bool = False) -> str:
     """Refuse to resume with a training of other bits: what was served before started from another model.
 
-    ``path`` holds what the training of this run was described as, and is written the first time.
+    ``path`` holds what the training of this run was described as, and is written the first time. Returns the device
+    that the training is of: with ``mixed_devices`` all that it was done on, before and now.
     """
     now = json.loads(json.dumps(described))
     if path.exists():
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
+            if mixed_devices:
+                now["device"] = join_devices([str(before.get("device")), now["device"]])
+                before["device"] = now["device"]
             differing = [f"{k} (then {before.get(k)!r}, now {now[k]!r})" for k in now if before.get(k) != now[k]]
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise arrays.damaged(path, error, run_directory.START_ANEW) from None
         if differing:
-            why = f"its training had other settings: {', '.join(differing)}; {run_directory.START_ANEW}"
+            allowed = ", or set cluster.mixed_devices to true" if now["device"] != before.get("device") else ""
+            why = f"its training had other settings: {', '.join(differing)}; {run_directory.START_ANEW}{allowed}"
             raise BadInput("--resume", str(path.parent.parent), why)
     storage.write(path, json.dumps(now, indent=2, sort_keys=True).encode())
+    return str(now["device"])
 
 
 class TrainedStore:

@@ -41,6 +41,9 @@ JOINED_FROM = 256
 START_ANEW = "run without --resume to start a new run"
 FORMAT = 2
 """Of the files of a run. Since 2 arrays say inside whose they are, and all rows have the run's first name."""
+LATEST = "latest"
+"""What may be written instead of a run's name."""
+DEFAULT_OUT = "runs"
 ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 """What follows the job's name in that of a run directory."""
 
@@ -105,6 +108,34 @@ def newest_run(out: StoragePath, name: str) -> StoragePath | None:
         if isinstance(config, dict) and config.get("name") == name:
             own.append(run)
     return own[-1] if own else None
+
+
+def find_run(text: str) -> StoragePath:
+    """Return the run that a path or a URI names; ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
+    found = storage.folder(text)
+    if found.name != LATEST or found.exists():
+        return found
+    parent = Path(DEFAULT_OUT) if text == LATEST else found.parent
+    runs = newest_first(parent)
+    if not runs:
+        raise BadInput("RUN", text, f"there is no run in {parent}")
+    return runs[0]
+
+
+def newest_first(folder: StoragePath) -> list[StoragePath]:
+    """Return the run directories in a folder, the one that was started last first."""
+    return sorted(runs_in(folder), key=lambda run: (_started(run), run.name), reverse=True)
+
+
+def _started(run_dir: StoragePath) -> str:
+    """Return when a run was started, in its name or else in its manifest; its digits sort by time."""
+    in_name = ID.search(run_dir.name)
+    if in_name is not None:
+        return re.sub(r"\D", "", in_name[0][: len("20261118-120000")])
+    try:
+        return re.sub(r"\D", "", str(read_manifest(run_dir).get("started_at", "")))[: len("20261118120000")]
+    except BadInput:
+        return ""
 
 
 def runs_in(folder: StoragePath, begins: str = "") -> list[StoragePath]:
@@ -338,6 +369,12 @@ class Manifest:
         self._content.update(changes)
         self._check_owner()
         storage.write(self._path, manifest_text(self._content).encode())
+
+    def note(self, key: str, entry: Any) -> None:
+        """Add an entry to a list, unless it is there."""
+        entries: Any = self._content.get(key, [])
+        if entry not in entries:
+            self.update(**{key: [*entries, entry]})
 
     def finish(self, state: str, **changes: Any) -> None:
         """Record the end: done, failed or interrupted."""

@@ -91,7 +91,11 @@ _COSTS = (
         summed=True,
     ),
 )
-_REUSED = Column("reused", pa.bool_(), "true where training was not run but copied from an earlier run")
+_REUSED = Column(
+    "reused",
+    pa.bool_(),
+    "true where it was not run but copied: a training of an earlier run, a baseline of an earlier cell",
+)
 _CLIENT = Column("client_id", pa.int64(), "number of the client, from 0")
 _CLASS = Column("class", pa.int64(), "number of the class, from 0")
 

@@ -95,6 +95,7 @@ def tune(
 
     from qdsim.ray_engine import cluster
 
+    cluster.check_reachable(address)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # why a trial failed is said in a line
     folder = parent / f"{loaded.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True)

@@ -142,13 +142,14 @@ def test_a_plan_reads_like_the_command(tmp_path):
     """Ten clients of the quickstart, five to an actor, on an imagined machine with one GPU."""
     plan = qdsim.plan("quickstart", gpus=1, gpu_memory="24GB")
     text = repr(plan)
-    assert text.startswith("quickstart: 10 clients on a machine with 1 GPUs")
+    assert text.startswith("quickstart: 10 clients on a machine with 1 GPU,")
     assert "it fits: 2 actors" in text
     assert "assumed, not measured" in text
     assert plan._repr_html_().startswith("<pre>")
     phases = plan.phases.set_index(["method", "phase"])
     assert phases.loc[("shared", "train"), "rounds"] == 20
     assert phases["wall_s"].sum() + estimate.START_S == pytest.approx(plan.total_s)
+    assert plan.range_s[0] < plan.total_s < plan.range_s[1]
     assert plan.storage_bytes == plan.report.storage_bytes > 0
     command = [sys.executable, "-m", "qdsim", "plan", "quickstart", "--gpus", "1", "--gpu-memory", "24GB"]
     env = {**os.environ, "PYTHONPATH": str(PROJECT), "COLUMNS": "120"}
@@ -162,7 +163,7 @@ def test_a_plan_that_does_not_fit_is_refused():
     """An actor of the job wants more than the GPU's memory has."""
     with pytest.raises(CannotPlace, match="the cluster cannot host this run"):
         qdsim.plan("quickstart", gpus=1, gpu_memory="1MB")
-    with pytest.raises(BadInput, match="--gpus = None"):
+    with pytest.raises(BadInput, match="--gpus: --gpu-memory"):
         qdsim.plan("quickstart", cpus=4)
 
 

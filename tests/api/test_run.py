@@ -1,6 +1,8 @@
 """A run as Python sees it."""
 
 import shutil
+import sys
+import types
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -90,10 +92,20 @@ def test_a_run_that_goes_on_is_read_anew(done, tmp_path):
 
 
 def test_the_report_of_a_run(done, tmp_path):
-    """The page of ``python -m analysis report``, where one wants it."""
+    """The page of ``qdsim report``, where one wants it; of a run or of several."""
     page = done.report(tmp_path / "report")
     assert page == tmp_path / "report" / "index.html"
     assert done.run_id in page.read_text(encoding="utf-8")
+    assert qdsim.report([done], out=tmp_path / "same").read_text(encoding="utf-8").count(done.run_id) == 1
+
+
+def test_a_module_of_the_users_own_called_analysis(done, tmp_path, monkeypatch):
+    """It is loaded already, so the report's cannot be: one line says what to do."""
+    theirs = types.ModuleType("analysis")
+    theirs.__file__ = str(tmp_path / "analysis.py")
+    monkeypatch.setitem(sys.modules, "analysis", theirs)
+    with pytest.raises(BadInput, match="run qdsim report in a terminal"):
+        qdsim.report(done, out=tmp_path / "out")
 
 
 def test_what_is_no_run_or_no_table(done, tmp_path):

@@ -12,6 +12,7 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
+from qdsim import __version__
 from qdsim.api import launch
 from qdsim.cli import commands
 from qdsim.errors import BadInput, Interrupted
@@ -49,13 +50,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arguments", "text"), REFUSED, ids=[a[-1] for a, _ in REFUSED])
 def test_a_users_mistake_gets_one_line_and_exit_code_2(arguments, text, tmp_path):
-    """No traceback, nothing on standard output, no run directory."""
+    """No traceback, nothing on standard output but what is begun with, no run directory."""
     extra = ["--out", tmp_path / "out"] if arguments[0] == "run" else []
     done = qdsim(*arguments, *extra, QDSIM_DATA_ROOT=str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.startswith(text)
     assert len(done.stderr.splitlines()) == 1
-    assert done.stdout == ""
+    assert all(re.match(r"\[ +\d+ s\] (starting Ray, )?reading", line) for line in done.stdout.splitlines())
     assert not (tmp_path / "out").exists()
 
 
@@ -102,12 +103,38 @@ def test_a_job_is_run_by_its_stem_in_any_folder(tmp_path):
     assert json.loads(manifest.read_text(encoding="utf-8"))["origin"]["job"] == "quickstart"
 
 
+@pytest.mark.parametrize("how", ["command", "module", "Python"])
+def test_the_report_is_made_in_a_folder_that_has_its_own_analysis(tmp_path, how):
+    """As ``qdsim report``, ``python -m qdsim report`` and ``qdsim.report``; the page is what is named last."""
+    made_run(tmp_path, {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)]}})
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "analysis" / "__init__.py").write_text("raise SystemExit('not this one')")
+    program = {
+        "command": ["-P", "-m", "qdsim", "report", "made-1", "--out", "out"],
+        "module": ["-m", "qdsim", "report", "made-1", "--out", "out"],
+        "Python": ["-c", "import qdsim; print(qdsim.report('made-1', out='out'))"],
+    }[how]
+    done = subprocess.run([sys.executable, *program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "out/index.html"
+    assert "made-1" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_report_of_nothing_gets_one_line(tmp_path):
+    """A folder without runs is a user's mistake."""
+    done = qdsim("report", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"qdsim: RUNS = '{tmp_path}': nothing to report: {tmp_path}: no runs there")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_show_prints_both_methods_of_two_seeds(tmp_path):
     """A mean with its deviation over n = 2 seeds, before, after each stage, and retrained, with a speed-up."""
     found = run(tmp_path, seeds=[0, 1])
     done = qdsim("show", found)
     assert done.returncode == 0
     assert "n = 2 seeds" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"report: qdsim report {found}"
     lines = [line.split() for line in done.stdout.splitlines()]
     stages = [(line[0], line[1]) for line in lines if len(line) > 6 and "%" in line[2]]
     assert stages == [
@@ -189,3 +216,87 @@ def test_a_closed_terminal_ends_a_run_as_a_stop_does():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_version():
+    """As its package has it."""
+    done = qdsim("--version")
+    assert (done.returncode, done.stdout) == (0, f"qdsim {__version__}\n")
+
+
+def test_bench_names_what_it_measures():
+    """In its help; the names are those of the suite, which brings torch and is not imported for that."""
+    from qdsim.bench import suite
+
+    assert tuple(suite.ABOUT) == commands.BENCHMARKS
+    shown = CliRunner().invoke(commands.app, ["bench", "--help"]).output
+    assert all(name in shown for name in commands.BENCHMARKS)
+
+
+MADE = {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)], "recover": [(1.0, 0.0, 0.6)]}}
+
+
+def test_runs_are_listed_and_latest_is_one_of_them(tmp_path, monkeypatch):
+    """A line each; ``latest`` wherever a run is named, two of them beside each other."""
+    for hour, changes in ((10, {}), (11, {"train": {"rounds": 5}})):
+        made_run(tmp_path / "runs", MADE, run=f"20261118-{hour}0000-0a0b", **changes)
+    monkeypatch.chdir(tmp_path)
+    listed = CliRunner().invoke(commands.app, ["runs"]).output.splitlines()
+    assert [line.split()[:3] for line in listed[1:]] == [
+        ["made-20261118-110000-0a0b", "done", "made"],
+        ["made-20261118-100000-0a0b", "done", "made"],
+    ]
+    assert listed[1].rstrip().endswith("class:9: QuickDrop 0.0%/60.0%")
+    for arguments in (["status", "latest"], ["show", "latest"], ["show", "runs/latest"]):
+        done = CliRunner().invoke(commands.app, arguments)
+        assert done.exit_code == 0
+        assert "made-20261118-110000-0a0b" in done.output
+    older = "runs/made-20261118-100000-0a0b"
+    both = CliRunner().invoke(commands.app, ["show", "latest", older]).output
+    assert "A  runs/made-20261118-110000-0a0b\nB  runs/made-20261118-100000-0a0b\n" in both
+    assert re.search(r"train.rounds +5 +2", both)
+    assert CliRunner().invoke(commands.app, ["verify", "latest", "runs/latest"]).output == "equal\n"
+    empty = CliRunner().invoke(commands.app, ["runs", "nowhere"])
+    assert str(empty.exception) == "DIR = 'nowhere': no run there"
+
+
+def test_keys_are_listed_for_a_section():
+    """Type, default and meaning in a line."""
+    shown = CliRunner().invoke(commands.app, ["keys", "synthetic.scale"]).output.splitlines()
+    assert re.fullmatch(r"synthetic\.scale +whole number ≥ 1 +100 +s: .* = ceil\(.* / s\)\. *", shown[1])
+
+
+def test_the_log_of_a_run_is_printed(tmp_path):
+    """What was said, with its time; as text. Without a log: one line."""
+    run_dir = made_run(tmp_path, MADE)
+    refused = CliRunner().invoke(commands.app, ["logs", str(run_dir)])
+    assert "it has no log.txt" in str(refused.exception)
+    (run_dir / "log.txt").write_text("2026-11-18 10:00:00  reading \x1b[2Jdigits\n2026-11-18 10:00:09  half a li")
+    for follow in ([], ["--follow"]):
+        shown = CliRunner().invoke(commands.app, ["logs", str(run_dir), *follow]).output
+        assert shown == "2026-11-18 10:00:00  reading [2Jdigits\n"
+
+
+@pytest.mark.parametrize("arguments", [["jobs"], ["run", "--help"], ["show"], ["keys"]], ids=lambda a: a[0])
+def test_a_terminal_that_knows_only_ascii(tmp_path, arguments):
+    """What it has no letters for is written otherwise: no error, ± as +-."""
+    if arguments == ["show"]:
+        arguments = ["show", made_run(tmp_path, MADE, seeds=(0, 1))]
+    done = qdsim(*arguments, PYTHONIOENCODING="ascii", COLUMNS="150")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert arguments[0] != "show" or "+- 0.00" in done.stdout
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_dead_address_is_told_at_once(tmp_path, command, address):
+    """Nobody listens at port 1: exit code 3 and one line, before Ray waits there for minutes."""
+    out = ["--out", tmp_path] if command == "run" else []
+    done = qdsim(command, "quickstart", "--address", address, *out)
+    assert done.returncode == 3
+    assert done.stderr.startswith(
+        f"qdsim: cannot reach the cluster at {address}: nobody answers at 127.0.0.1, port 1 ("
+    )
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,8 @@
 """Data sets are bytes, whatever they lie as; what is missing or damaged is named with its remedy."""
 
 import io
+import json
+import pickle
 import re
 from pathlib import Path
 
@@ -204,3 +206,34 @@ def test_images_lie_in_memory_as_in_a_new_array(made):
     channels = images.shape[1]
     assert found.strides == (64 * channels, 64, 8, 1)
     assert (found == images).all()
+
+
+def test_names_of_classes(tmp_path):
+    """Folders have their classes' names, Hugging Face's files their own, and some sets are known to everybody."""
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / "f" / split / name).mkdir(parents=True)
+            (tmp_path / "f" / split / name / "1.png").write_bytes(encoded(1)[0])
+    assert datasets.load(f"folder:{tmp_path / 'f'}", "unused").class_names == ("cat", "dog")
+    names = {"info": {"features": {"label": {"names": ["ant", "bee"], "_type": "ClassLabel"}}}}
+    for metadata, expected in ((json.dumps(names), ("ant", "bee")), ('{"info": 3}', ()), ("[", ())):
+        for split in ("train", "test"):
+            write_parquet(tmp_path / "p", f"{split}-0.parquet", [1, 2], [0, 1])
+            table = pq.read_table(tmp_path / "p" / f"{split}-0.parquet")
+            pq.write_table(
+                table.replace_schema_metadata({"huggingface": metadata}), tmp_path / "p" / f"{split}-0.parquet"
+            )
+        assert datasets.load(f"parquet:{tmp_path / 'p'}", "unused").class_names == expected
+    assert datasets.load("digits", "").class_names[9] == "9"
+    assert {name: len(names) for name, names in datasets.CLASS_NAMES.items()} == {
+        name: datasets.SHAPES[name][4] if name in datasets.SHAPES else 10 for name in datasets.CLASS_NAMES
+    }
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [("folder", "no folder train"), ("parquet", "no train-*.parquet")])
+def test_a_folder_that_is_not_there_is_blamed_on_the_name_that_has_it(tmp_path, kind, lacks):
+    """``data.root`` has nothing to do with it; it is told before anything is read, and survives pickling."""
+    there = f"{kind}:{tmp_path / 'nowhere'}"
+    with pytest.raises(MissingData) as refused:
+        datasets.check_there(there, "unused")
+    assert str(pickle.loads(pickle.dumps(refused.value))).startswith(f"data.dataset = '{there}': {lacks} in ")

@@ -15,7 +15,9 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
     job = tmp_path / "crash.toml"
     job.write_text(crash.JOB.replace(', "federaser"', "").replace("rounds = 2,", "rounds = 0,"), encoding="utf-8")
     assert crash.start(job, tmp_path / "undisturbed", "inline").wait(300) == 0
-    said = crash.disturbed(job, tmp_path / "disturbed", ["client", "command"], random.Random(1), 4.0)
-    assert len(said) == 2, "the run was too short"
+    strikes = [crash.Strike("client"), crash.Strike("command")]
+    happened = crash.disturbed(job, tmp_path / "disturbed", strikes, random.Random(1), 4.0)
+    assert len(happened.said) == 2, "the run was too short"
+    assert not happened.wrong_codes
     (undisturbed,), (disturbed,) = ((tmp_path / name).glob("crash-*") for name in ("undisturbed", "disturbed"))
     assert difference(undisturbed, disturbed) is None

@@ -51,8 +51,8 @@ def test_the_convnet_by_autograd_reaches_the_same_model(tmp_path):
     [
         ({"model": model("mlp"), "methods": ["fump"]}, "model.kind = 'mlp': FU-MP cannot serve it: it prunes channels"),
         ({"model": model("lenet")}, r"building lenet fails: ValueError: images have 8x8 pixels; LeNet takes 12x12"),
-        ({"model": model("resnet", wide=3)}, r"model.options = {'wide': 3}: resnet takes width, depth, not wide"),
-        ({"model": model("mlp"), "cluster": {"compile": True}}, "cluster.compile = True: acts on the ConvNet's own"),
+        ({"model": model("resnet", wide=3)}, r"model.options = {wide = 3}: resnet takes width, depth, not wide"),
+        ({"model": model("mlp"), "cluster": {"compile": True}}, "cluster.compile = true: acts on the ConvNet's own"),
         ({"model": {"gradients": "autograd"}, "cluster": {"winograd": "always"}}, "cluster.winograd = 'always': acts"),
     ],
 )

@@ -37,6 +37,27 @@ def test_impossible_jobs_are_refused(changes, text):
         plan_of(**changes)
 
 
+def test_classes_go_by_their_names():
+    """``dog`` is CIFAR-10's class 5; the digits' names are theirs; the tables have the number."""
+    cifar = datasets.stand_in("cifar10")
+    few = {"partition": {"clients": 2}}
+    (federation,) = plan_of(cifar, requests=requests("dog", 3, "random"), **few).federations
+    assert [request.label for request in federation.requests[:2]] == ["class:5", "class:3"]
+    assert federation.requests[2].label not in ("class:5", "class:3")
+    (federation,) = plan_of(requests=requests("9")).federations
+    assert federation.requests[0].label == "class:9"
+    with pytest.raises(
+        BadInput, match=r"requests\[0\].target = 'dgo': no class of cifar10: its classes are airplane, a"
+    ):
+        plan_of(cifar, requests=requests("dgo"), **few)
+    with pytest.raises(BadInput, match=r"requests\[1\].target = 'dog': class 5 is listed before"):
+        plan_of(cifar, requests=requests(5, "dog"), **few)
+    from dataclasses import replace
+
+    with pytest.raises(BadInput, match="its classes have numbers only"):
+        plan_of(replace(DIGITS, class_names=()), requests=requests("9"))
+
+
 def without_class(c):
     kept = DIGITS.train_labels != c
     from dataclasses import replace

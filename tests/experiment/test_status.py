@@ -12,7 +12,7 @@ from qdsim.experiment import status
 from qdsim.experiment.progress import Progress
 from qdsim.store import lock
 from qdsim.store.run_directory import read_manifest
-from tests.runs import run
+from tests.runs import run, table
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,8 @@ def test_a_finished_run(watched):
     text = shown(run_dir)
     assert f"{run_dir.name}  done" in text
     assert "requests served  2 of 2" in text
-    assert "relearn 1/1" in text
+    last = table(run_dir, "rounds").query("method == 'retrain' and phase == 'relearn'").iloc[-1]
+    assert f"relearn 1/1   test {last['test_accuracy']:.1%}, F-Set {last['forget_accuracy']:.1%}" in text
     assert "GB in the largest client process" in text
 
 
@@ -68,7 +69,7 @@ def test_a_run_whose_process_is_gone_says_how_to_go_on(watched, tmp_path):
     copy.mkdir()
     (copy / "manifest.json").write_text(json.dumps(manifest | {"state": "running"}))
     assert status.read(copy).state == "gone"
-    assert "no live process owns this run: qdsim resume RUN" in shown(copy)
+    assert f"no live process owns this run: qdsim resume {copy} continues" in shown(copy)
     with lock.held(copy):
         assert status.read(copy).state == "running"
         assert "starting: no round yet" in shown(copy)

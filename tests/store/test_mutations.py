@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qdsim.data import datasets
 from qdsim.errors import BadInput
-from qdsim.experiment import config, plan
+from qdsim.experiment import config, plan, sharing
 from tests import mutate
 from tests.conftest import PROJECT
 
@@ -66,7 +66,7 @@ def try_job(path) -> bool:
     try:
         job = config.load(path)
         if job.data.dataset == "digits":
-            plan.build_plan(job, DIGITS).total_work()
+            list(sharing.computed(plan.build_plan(job, DIGITS)))
         return True
     except BadInput as error:
         one_line(error)
