@@ -127,7 +127,7 @@ def run(
             manifest_before = run_directory.read_manifest(earlier)
             _check_same_settings(job, manifest_before, earlier)
             if manifest_before.get("state") == "done":
-                _join_parts(earlier)  # which a crash may have cut off
+                _join_parts(earlier, partial(lock.check, earlier, owner))  # which a crash may have cut off
                 return earlier
             from qdsim.store import completeness  # which brings pandas
 
@@ -175,6 +175,7 @@ def run(
         if earlier is None:
             owner = owned.enter_context(lock.held(run_dir))
         else:
+            lock.check(earlier, owner)
             run_directory.rewrite_older_parts(earlier)
         described = _describe(plan, run_dir, dataset.describe(), engine, origin)
         check_owner = partial(lock.check, run_dir, owner)
@@ -188,6 +189,7 @@ def run(
         del dataset
         recorder = Recorder(run_dir, len(plan.tasks()), partial(lock.owns, run_dir, owner))
         with _recorded(manifest, run_dir, check_owner), closing(recorder), closing(connection):
+            check_owner()  # reading data and starting Ray took a while
             _save_partitions(plan, run_dir)
             begin(plan, run_dir)
             told = _telling(emit, recorder.take)
@@ -221,14 +223,14 @@ def run(
                 )
             )
         manifest.finish("done", exit_code=0)
-        _join_parts(run_dir)
+        _join_parts(run_dir, check_owner)
     return run_dir
 
 
-def _join_parts(run_dir: StoragePath) -> None:
+def _join_parts(run_dir: StoragePath, check_owner: Callable[[], None]) -> None:
     """Join the parts of long tables; where that fails the run is done all the same, in more files."""
     with suppress(QdsimError, OSError):
-        run_directory.join_parts(run_dir)
+        run_directory.join_parts(run_dir, check_owner)
 
 
 @contextmanager
@@ -241,6 +243,7 @@ def _recorded(
     """
     failure = run_dir / "failure.json"
     try:
+        check_owner()
         failure.unlink(missing_ok=True)
         yield
     except Interrupted as stop:

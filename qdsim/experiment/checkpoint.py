@@ -10,6 +10,7 @@ of which the last three of each client stay; the driver never reads them.
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,9 +60,10 @@ class Commit:
 
 
 class Checkpoint:
-    """The commit of one run directory."""
+    """The commit of one run directory; ``check_owner`` is asked before each write whether the run is still ours."""
 
-    def __init__(self, run_dir: StoragePath):
+    def __init__(self, run_dir: StoragePath, check_owner: Callable[[], None] = lambda: None):
+        self._check_owner = check_owner
         self._folder = run_dir / FOLDER
         self._owner = run_directory.identity(run_dir)
         self._first: str | None = None
@@ -98,6 +100,7 @@ class Checkpoint:
             found |= {f"history/{name}": array for name, array in stored.items() if name not in first}
             cursor["first"] = self._write_first(commit, first)
         found["cursor"] = np.frombuffer(json.dumps(cursor).encode(), np.uint8)
+        self._check_owner()
         arrays.write(self._commit_file, found)
         for old in self._folder.glob("first-*.npz"):
             if old.name != cursor.get("first"):
@@ -107,6 +110,7 @@ class Checkpoint:
         """Write the first round's updates, which do not change any more, into a file of their own, once."""
         name = _first_name(commit.key)
         if self._first != name:
+            self._check_owner()
             arrays.write(self._first_file(commit.key), first)
             self._first = name
         return name
@@ -154,6 +158,7 @@ class Checkpoint:
         path = self._served_file(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"run_id": self._owner.run_id, "key": key, **task.columns()}
+        self._check_owner()
         storage.write(path, json.dumps(content).encode() + b"\n")
 
     def served(self, key: str) -> PhaseKey | None:
@@ -171,10 +176,12 @@ class Checkpoint:
 
     def forget_states(self, training: str) -> None:
         """Delete the client states of a training that is stored as a whole."""
+        self._check_owner()
         storage.remove(self.states_folder(training).path)
 
     def clear(self) -> None:
         """Delete everything: the run is done."""
+        self._check_owner()
         storage.remove(self._folder)
 
 

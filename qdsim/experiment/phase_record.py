@@ -139,7 +139,6 @@ class PhaseRecord:
             row |= {"forget_accuracy_train": forgotten.accuracy(), "retain_accuracy_train": retained.accuracy()}
         row |= {"data_size": int(self._sizes.sum()), "params_sha256": P.sha256(finished.params), "reused": False}
         row["evaluation_s"] = evaluation.elapsed_s + time.perf_counter() - began_s
-        self.run.check_owner()
         self._write(row, finished, evaluation)
         recorded = self.recorded_history
         past = self.history if recorded is None else recorded.until(number)
@@ -169,7 +168,6 @@ class PhaseRecord:
         """Write the phase's row; return the scores it has ended with, and the row of its last round."""
         self.run.pace.end(self._key)
         summed = rows.stage_row(self._key, self.round_rows, self.phase, self.before, self.storage)
-        self.run.check_owner()
         self.run.writer.append("stages", self._key.part, [summed])
         last = self.round_rows[-1]
         return {name: last.get(name) for name in SCORES if last.get(name) is not None}, last

@@ -52,10 +52,10 @@ class Experiment:
         trained_in: StoragePath | None = None,
     ):
         self._plan, self._executor, self._emit = plan, executor, emit
-        self._writer = TableWriter(run_dir)
-        self._checkpoint = Checkpoint(run_dir)
-        self._owner = run_directory.identity(run_dir)
         check_owner = partial(lock.check, run_dir, owner) if owner else ignore_owner
+        self._writer = TableWriter(run_dir, check_owner)
+        self._checkpoint = Checkpoint(run_dir, check_owner)
+        self._owner = run_directory.identity(run_dir)
         self._run_state = RunState(plan, executor, self._writer, self._checkpoint, emit, check_owner)
         self._store = TrainedStore(trained_in or run_dir.parent)
         self._models = run_dir / "models"
@@ -83,7 +83,6 @@ class Experiment:
                     continue
                 start = reached.get(task.method, trained.params) if point.job.sequence else trained.params
                 reached[task.method] = self._serve(task, start, trained.history)
-        self._run_state.check_owner()
         self._checkpoint.clear()
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -209,7 +208,6 @@ class Experiment:
 
     def _copy_rows(self, training: Task, phases: list[Phase], stored: Rows) -> None:
         """Write the rows of a training that was done before, so that the run's tables are complete."""
-        self._run_state.check_owner()
         for phase in phases:
             if not self._writer.has("stages", training.key(phase.name).part):  # else a resumed run's own training
                 self._copy_phase(training.key(phase.name), stored)
@@ -236,7 +234,6 @@ class Experiment:
         pairs = evaluation.image_pairs(self._executor, picks, settings.init)
         key = training.key(last["phase"])
         named = {**key.columns(), "round": last["round"]}
-        self._run_state.check_owner()
         self._writer.append("images", key.part, [{**named, **row} for row in gallery.rows(picks, pairs)])
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -295,9 +292,9 @@ class Experiment:
             if not relearns:
                 unlearned, last_row = params, row
         self._attack(task, unlearned, last_row)
-        self._run_state.check_owner()
         if shared:
             self._checkpoint.note_served(shared, task.key())
+        self._run_state.check_owner()
         arrays.write(self._model_file(task), P.to_numpy(unlearned))
         name = phases[-1].name if phases else ""
         self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True))
@@ -313,7 +310,6 @@ class Experiment:
 
     def _copy_served(self, earlier: Task, task: Task, phases: Sequence[Phase]) -> Params:
         """Take the rows and the model of an earlier cell's task, so that the run's tables are complete."""
-        self._run_state.check_owner()
         params, last_row = self._read_model(earlier), None
         for phase in phases:
             self._copy_phase(task.key(phase.name), self._rows_of(earlier, phase, {}))
@@ -322,6 +318,7 @@ class Experiment:
         for part, copied in zip(self._attack_parts(earlier), self._attack_parts(task), strict=True):
             found = self._writer.read("membership", part)
             self._writer.append("membership", copied, [{**row, "cell": task.point.label} for row in found])
+        self._run_state.check_owner()
         arrays.write(self._model_file(task), P.to_numpy(params))
         name = phases[-1].name if phases else ""
         self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True))
@@ -360,7 +357,6 @@ class Experiment:
             found = membership.attack(
                 name, task.request, at.seed, at.labels, self._plan.test_labels, params, self._executor
             )
-            self._run_state.check_owner()
             self._writer.append("membership", part, [{**named, **row} for row in found])
 
     def _last_row(self, task: Task, phase: Phase) -> Row:

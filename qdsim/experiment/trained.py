@@ -126,6 +126,8 @@ class TrainedStore:
             return None
         try:
             state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            if not isinstance(state, dict):
+                raise ValueError("state.json holds no object")
             unnamed = state.pop("format", 1) == 1
             if state != json.loads(json.dumps(described)):
                 raise ValueError("state.json describes another training")

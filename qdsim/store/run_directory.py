@@ -34,8 +34,11 @@ PACKED_PART = "all"
 """The one part of a table whose parts were joined."""
 ROUND_TABLES = ("rounds", "clients", "classes")
 """Tables of which every round writes a part."""
-MAY_BE_EMPTY = ("clients", "images")
-"""A round may have no participants (FedEraser's stored one), and a federation no synthetic images."""
+MAY_BE_EMPTY = ("clients", "images", "membership")
+"""A round may have no participants (FedEraser's stored one), a federation no synthetic images, and a model that has
+forgotten the last class of a sequence nobody whose membership could be asked for."""
+PLACE = ("cell", "seed", "method", "request", "phase", "round", "attack")
+"""The columns, where a table has them, that say which part a row belongs in."""
 JOINED_FROM = 256
 """A table of so many parts is joined into one when the run is done: opening them takes longer than reading them."""
 START_ANEW = "run without --resume to start a new run"
@@ -97,8 +100,7 @@ def new_run_directory(out: StoragePath, name: str) -> StoragePath:
 
 def newest_run(out: StoragePath, name: str) -> StoragePath | None:
     """Return the last run of a job under ``out``, or None; run ids sort by time."""
-    own = []
-    for run in runs_in(out, f"{name}-"):
+    for run in reversed(runs_in(out, f"{name}-")):  # an older one may be broken: it is not asked for
         try:
             config = read_manifest(run).get("config") or {}
         except BadInput:
@@ -106,8 +108,8 @@ def newest_run(out: StoragePath, name: str) -> StoragePath | None:
                 raise
             continue
         if isinstance(config, dict) and config.get("name") == name:
-            own.append(run)
-    return own[-1] if own else None
+            return run
+    return None
 
 
 def find_run(text: str) -> StoragePath:
@@ -175,25 +177,23 @@ def check_place(data: pa.Table, table: str, stem: str, owner: RunIdentity) -> No
         raise Misplaced(f"holds rows of the run {foreign[0]}, not of {owner.run_id}")
     if stem == PACKED_PART:
         return
-    for names in _stems(data, table):
+    columns = [name for name in PLACE if name in data.column_names]
+    for place in set(zip(*(data[name].to_pylist() for name in columns), strict=True)):
+        names = stems(dict(zip(columns, place, strict=True)), table)
         if stem not in names:
             raise Misplaced(f"holds rows that belong in {names[0]}.parquet")
 
 
-def _stems(data: pa.Table, table: str) -> list[tuple[str, ...]]:
-    """Return the names that the parts of these rows have, for each in today's words and in older ones."""
-    columns = ["cell", "seed", "method", "request", "phase", "round", *(["attack"] if table == "membership" else [])]
-    found = []
-    for cell, seed, method, request, phase, number, *attack in set(
-        zip(*(data[c].to_pylist() for c in columns), strict=True)
-    ):
-        part = part_name(cell, seed, method, request, "" if table == "partitions" else phase)
-        if table in ROUND_TABLES:
-            part = round_stem(part, number)
-        older = [then for then, now in tables.RENAMED_ATTACKS.items() if [now] == attack]
-        ends = [f"-{name}" for name in [*attack, *older]] or [""]
-        found.append(tuple(file_name(part + end) for end in ends))
-    return found
+def stems(row: Mapping[str, Any], table: str) -> list[str]:
+    """Return the names that the part of a row may have: in today's words, then in older ones."""
+    phase = "" if table == "partitions" else row["phase"]
+    part = part_name(row["cell"], row["seed"], row["method"], row["request"], phase)
+    if table in ROUND_TABLES:
+        part = round_stem(part, row["round"])
+    if table != "membership":
+        return [file_name(part)]
+    older = [then for then, now in tables.RENAMED_ATTACKS.items() if now == row["attack"]]
+    return [file_name(f"{part}-{attack}") for attack in (row["attack"], *older)]
 
 
 def part_name(cell: str, seed: int, method: str, request: str, phase: str) -> str:
@@ -278,11 +278,12 @@ def clear_temporary(run_dir: StoragePath) -> None:
                 path.unlink(missing_ok=True)
 
 
-def join_parts(run_dir: StoragePath) -> None:
+def join_parts(run_dir: StoragePath, check_owner: Callable[[], None] = lambda: None) -> None:
     """Join the parts of long tables of a finished run, each into one file of the same rows.
 
-    The new folder takes the old one's place whole, so no row is there twice, at any moment. A folder that a crash has
-    left between its two names is put back. An object store has no such exchange: there parts stay as they are.
+    The new folder takes the old one's place whole, so no row is there twice, at any moment, and where the system can
+    exchange two names none is missing either. Where it cannot, a folder that a crash has left between its two names is
+    put back when the run is resumed. An object store has no such exchange: there parts stay as they are.
     """
     if not isinstance(run_dir, Path):
         return
@@ -297,13 +298,17 @@ def join_parts(run_dir: StoragePath) -> None:
             continue
         data = read_table(run_dir, table)
         assert data is not None
+        check_owner()
         joined.mkdir()
         for stem, rows in ((SCHEMA_PART, data.slice(0, 0)), (PACKED_PART, data)):
             _write_part(rows, joined / f"{stem}.parquet")
-        folder.rename(before)
-        joined.rename(folder)
+        check_owner()
+        if not storage.exchange(joined, folder):
+            folder.rename(before)
+            joined.rename(folder)
         storage.sync(folder.parent)
-        storage.remove(before)
+        for left in (joined, before):
+            storage.remove(left)
 
 
 def rewrite_older_parts(run_dir: StoragePath) -> None:
@@ -428,10 +433,11 @@ def _printable(value: Any) -> Any:
 
 
 class TableWriter:
-    """Adds parts to the tables of one run."""
+    """Adds parts to the tables of one run; ``check_owner`` is asked before each whether the run is still ours."""
 
-    def __init__(self, run_dir: StoragePath):
+    def __init__(self, run_dir: StoragePath, check_owner: Callable[[], None] = lambda: None):
         self._owner = identity(run_dir)
+        self._check_owner = check_owner
         self._run_id = self._owner.run_id
         self._folder = run_dir / "tables"
         self._schemas = {table: tables.schema(table, self._run_id) for table in tables.COLUMNS}
@@ -478,6 +484,7 @@ class TableWriter:
 
     def _write(self, table: str, part: str, rows: list[dict[str, Any]]) -> None:
         data = pa.Table.from_pylist(rows, schema=self._schemas[table])
+        self._check_owner()
         _write_part(data, self._path(table, part))
 
 

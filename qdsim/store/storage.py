@@ -6,6 +6,7 @@ written whole or not at all: on a disk under a name that begins with a dot, flus
 object appears when it is complete; elsewhere under a dotted name, then moved.
 """
 
+import ctypes
 import errno
 import os
 import secrets
@@ -295,6 +296,16 @@ def sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Give two folders each other's name in one step; False where the system or its file system cannot."""
+    here, both_ways = -100, 2  # AT_FDCWD in fcntl.h, RENAME_EXCHANGE in linux/fs.h
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError):
+        return False
+    return bool(renameat2(here, os.fsencode(one), here, os.fsencode(other), both_ways) == 0)
 
 
 def modified_s(path: StoragePath) -> float:

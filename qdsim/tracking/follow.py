@@ -86,8 +86,8 @@ class Follower:
                 opened[name] = _opened(name, run_dir)
         reader = Reader(run_dir)
         while opened:
-            ended = self._over.is_set()  # asked before the tables are looked at: then nothing of them is missed
-            self._wake.clear()
+            self._wake.clear()  # before it is asked whether the run is over: whoever ends it wakes us after saying so
+            ended = self._over.is_set()  # asked before the tables are read: then nothing of them is missed
             began_s = time.monotonic()
             try:
                 points = reader.new()

@@ -95,14 +95,29 @@ class Reader:
 
     def _new_rows(self) -> Iterator[tuple[str, dict[str, Any], float]]:
         for table in TRACKED:
-            for path in run_directory.part_files(self._run_dir, table):
-                if (table, path.name) in self._seen:  # a round that was done again has the values that it had
-                    continue
-                self._seen.add((table, path.name))
-                rows = run_directory.read_part(path, table).to_pylist()
+            for path, rows in self._new_parts(table):
                 written_s = storage.modified_s(path) if rows else 0.0
                 for row in rows:
                     yield table, row, written_s
+
+    def _new_parts(self, table: str) -> list[tuple[StoragePath, list[dict[str, Any]]]]:
+        """Read the parts that were not seen; of a file that several were joined into, the rows of those."""
+        found = []
+        for path in run_directory.part_files(self._run_dir, table):
+            if (table, path.stem) in self._seen:  # a round that was done again has the values that it had
+                continue
+            try:
+                rows = run_directory.read_part(path, table).to_pylist()
+            except FileNotFoundError:  # the parts were joined since they were listed
+                return [*found, *self._new_parts(table)]
+            if path.stem == run_directory.PACKED_PART:
+                rows = [row for row in rows if not self._has_seen(table, row)]
+            self._seen.add((table, path.stem))
+            found.append((path, rows))
+        return found
+
+    def _has_seen(self, table: str, row: Mapping[str, Any]) -> bool:
+        return any((table, stem) in self._seen for stem in run_directory.stems(row, table))
 
     def _step(self, series: Series, phase: str, number: int) -> int:
         known = self._steps[series]

@@ -16,7 +16,7 @@ from qdsim.errors import BadInput
 from qdsim.experiment import config, plan
 from qdsim.models.convnet import ConvNet
 from qdsim.models.params import from_numpy, sha256
-from qdsim.store import arrays, summary
+from qdsim.store import arrays, completeness, summary
 from qdsim.store.run_directory import read_manifest
 from tests.runs import TINY, run, table
 
@@ -315,6 +315,7 @@ def test_the_last_class_of_a_sequence_leaves_retraining_nothing(tmp_path):
     done = [e for e in events if e.finished and e.request == "10:class:6"]
     assert [e.phase for e in done] == ["unlearn", "", "unlearn"]
     assert len(table(found, "membership")) == 9 * 3 * 2
+    assert completeness.examine(found).problem is None  # a tenth attack has nobody left to ask for
 
 
 def test_a_class_that_retraining_never_saw_is_never_answered(tmp_path):

@@ -156,6 +156,9 @@ def test_a_damaged_state_is_refused_with_the_way_out(tmp_path):
     client.write_bytes(client.read_bytes()[:200])
     with pytest.raises(BadInput, match=r"clients/3\.npz.*cannot be read.*delete the folder under \.trained"):
         run(tmp_path, methods=["quickdrop"])
+    (state / "state.json").write_text("[1]")
+    with pytest.raises(BadInput, match=r"state\.json holds no object.*delete the folder under \.trained"):
+        run(tmp_path, methods=["quickdrop"])
 
 
 def test_a_run_resumes_request_by_request(tmp_path):

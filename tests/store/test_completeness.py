@@ -7,7 +7,7 @@ import pytest
 
 from analysis import load
 from qdsim.errors import BadInput
-from qdsim.store import completeness, run_directory
+from qdsim.store import completeness, run_directory, storage
 from qdsim.store.run_directory import Manifest, TableWriter, read_manifest
 from qdsim.store.verify import difference
 from tests.analysis.made import made_run
@@ -134,6 +134,40 @@ def test_long_tables_are_joined_once(whole, monkeypatch):
     assert files == {"rounds": 2, "clients": 2, "stages": 2}
     assert len(list((whole / "tables" / "membership").iterdir())) == 3
     assert not list((whole / "tables").glob(".*"))
+
+
+def test_a_table_is_there_while_its_parts_are_joined(whole, monkeypatch):
+    """Its folder and the joined one exchange their names in one step; without that step there is a gap between two."""
+    monkeypatch.setattr(run_directory, "JOINED_FROM", 5)
+    real, seen = storage.remove, []
+
+    def look_and_remove(path):
+        seen.append((path.name, path.exists(), (whole / "tables" / "rounds").exists()))
+        real(path)
+
+    monkeypatch.setattr(storage, "remove", look_and_remove)
+    run_directory.join_parts(whole)
+    of_rounds = [(name, there) for name, there, _ in seen if name.startswith(".rounds") and there]
+    assert of_rounds == [(".rounds.joined.tmp", True)]  # the old parts, under the other's name; nothing was set aside
+    assert all(table for *_, table in seen)
+    assert len(completeness.read(whole)["rounds"]) == 5
+
+
+def test_tables_are_joined_where_folders_cannot_be_exchanged(whole, monkeypatch):
+    """One rename after the other, as on file systems of a network."""
+    monkeypatch.setattr(run_directory, "JOINED_FROM", 5)
+    monkeypatch.setattr(storage, "exchange", lambda one, other: False)
+    run_directory.join_parts(whole)
+    assert len(completeness.read(whole)["rounds"]) == 5
+    assert not list((whole / "tables").glob(".*"))
+
+
+def test_a_part_of_nobody_to_attack_is_whole(whole):
+    """Where nobody is left to be taken for a member, an attack has a part without rows."""
+    for subset in ("retrain", "quickdrop"):
+        TableWriter(whole).append("membership", f"2-{subset}", [])
+    assert len(completeness.read(whole)["membership"]) == 4
+    assert difference(whole, whole) is None
 
 
 def test_a_joining_that_was_cut_off_is_undone(whole, monkeypatch):

@@ -3,12 +3,16 @@
 import json
 import os
 import time
+from functools import partial
 
 import pytest
+import torch
 
 from qdsim.errors import BadInput, QdsimError
+from qdsim.experiment.checkpoint import Checkpoint, Commit
+from qdsim.experiment.plan import PhaseKey
 from qdsim.store import lock
-from qdsim.store.run_directory import Manifest, read_manifest
+from qdsim.store.run_directory import Manifest, TableWriter, read_manifest
 
 
 def taken_over(run_dir, **changes):
@@ -30,6 +34,28 @@ def test_an_owner_that_wakes_after_its_lease_writes_nothing(tmp_path):
             suspended.finish("failed", exit_code=1)
     assert read_manifest(tmp_path)["state"] == "done"
     assert not lock.owns(tmp_path, name)
+
+
+def test_who_was_taken_over_from_writes_no_part_and_no_commit(tmp_path):
+    """Rows, commits and joined tables: each is asked for the lock just before it is written."""
+    Manifest(tmp_path, {"run_id": "r"})
+    with lock.held(tmp_path) as name:
+        check = partial(lock.check, tmp_path, name)
+        writer, checkpoint = TableWriter(tmp_path, check), Checkpoint(tmp_path, check)
+        key = PhaseKey(cell="", seed=0, method="shared", request="", phase="train")
+        writer.append("classes", key.round_part(1), [{**key.columns(), "round": 1, "class": 0, "accuracy": 0.5}])
+        written = sorted(tmp_path.rglob("*"))
+        taken_over(tmp_path)
+        for write in (
+            lambda: writer.append("classes", key.round_part(2), [{**key.columns(), "round": 2, "class": 0}]),
+            lambda: checkpoint.save(Commit(key, 1, False, {}, {"w": torch.zeros(1)})),
+            lambda: checkpoint.note_served("key", key),
+            lambda: checkpoint.clear(),
+        ):
+            with pytest.raises(QdsimError, match="taken over by process 7 on elsewhere"):
+                write()
+    kept = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    assert kept == [path for path in written if path.is_file()]
 
 
 def test_another_process_space_is_not_asked_by_process_id(tmp_path, monkeypatch):

@@ -143,6 +143,10 @@ def test_the_newest_run_is_found_beside_a_broken_one_of_another_job(tmp_path):
     (tmp_path / "job-20261118-090000-abcd" / "manifest.json").write_text("{")
     with pytest.raises(BadInput, match=r"job-20261118-090000-abcd.*manifest\.json cannot be read"):
         newest_run(tmp_path, "job")
+    newest = tmp_path / "job-20261118-100000-abcd"
+    newest.mkdir()
+    Manifest(newest, {"run_id": newest.name, "config": {"name": "job"}})
+    assert newest_run(tmp_path, "job") == newest  # whatever became of the ones before it
 
 
 def test_a_run_with_a_linked_folder_is_not_written_to(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import qdsim
 from qdsim.errors import BadInput, Interrupted
 from qdsim.experiment.progress import Progress
-from qdsim.store import tables
+from qdsim.store import run_directory, tables
 from qdsim.tracking import follow, trackers
 from qdsim.tracking.follow import Follower, check_trackers, export
 from qdsim.tracking.series import Reader, Series
@@ -147,6 +148,49 @@ def test_points_of_a_round_may_come_in_parts(tracked):
     assert Series("train.lr=0.1,synthetic.scale=10", 2, "sga", "2:client:3").name == (
         "train.lr=0.1,synthetic.scale=10/seed-2/sga/2-client-3"
     )
+
+
+def test_parts_that_are_joined_meanwhile_give_no_point_twice(tracked, tmp_path, monkeypatch):
+    """Half of the parts were seen before the run joined them: of the joined file only the other half is new."""
+    whole = shutil.copytree(tracked.path, tmp_path / tracked.path.name)
+    parts = sorted((whole / "tables" / "classes").glob("seed-*"))
+    aside = [path.rename(tmp_path / path.name) for path in parts[::2]]
+    reader = Reader(whole)
+    first = reader.new()
+    for path in aside:
+        path.rename(whole / "tables" / "classes" / path.name)
+    monkeypatch.setattr(run_directory, "JOINED_FROM", 5)
+    run_directory.join_parts(whole)
+    assert (whole / "tables" / "classes" / "all.parquet").exists()
+    second = reader.new()
+    assert reader.new() == []
+
+    def named(points):
+        return Counter((p.series, p.phase, p.round_number, name) for p in points for name in p.values)
+
+    everything = named(Reader(tracked.path).new())
+    assert set(everything.values()) == {1}
+    assert named(first) + named(second) == everything
+    assert len(named(second)) == 10 * len(aside)
+
+
+def test_a_part_that_is_joined_between_listing_and_reading_is_found_again(tracked, tmp_path, monkeypatch):
+    """The listing still has the parts, the folder only the joined file: it is listed once more."""
+    whole = shutil.copytree(tracked.path, tmp_path / tracked.path.name)
+    monkeypatch.setattr(run_directory, "JOINED_FROM", 5)
+    real, joined = run_directory.part_files, []
+
+    def list_then_join(run_dir, table):
+        found = real(run_dir, table)
+        if table == "rounds" and not joined:
+            joined.append(table)
+            run_directory.join_parts(whole)
+        return found
+
+    monkeypatch.setattr(run_directory, "part_files", list_then_join)
+    points = Reader(whole).new()
+    assert joined
+    assert sum("train/test_accuracy" in p.values for p in points) == 2
 
 
 class Failing:
