@@ -1,10 +1,11 @@
 """Change one file of a run, or of the trained state beside it, and see whether anybody notices.
 
 ``python -m tests.mutate --count 500`` makes a few small runs, finished ones and ones that were cut off in every phase,
-and the same with another learning rate. Then, each time on a fresh copy, something happens to one file: a bit flips, it
-is cut off, emptied, filled with garbage or deleted, a neighbour or another run's file takes its place, or it is copied
-under a second name as a file manager does. A run that was cut off is resumed; a finished one is compared, shown and
-read by the analysis, and another run takes up its training.
+and the same with another learning rate. They sweep, have a server rule that remembers, and their longer tables are
+joined, so that every kind of file is there. Then, each time on a fresh copy, something happens to one file: a bit flips,
+it is cut off, emptied, filled with garbage or deleted, a neighbour or another run's file takes its place, or it is
+copied under a second name as a file manager does. A run that was cut off is resumed; a finished one is compared, shown
+and read by the analysis, and another run takes up its training.
 
 Each mutation must be *named*, in one line of ours, or be *harmless*: whatever is read is what nothing happened to.
 Anything else is *silent*. Exit code 0: none was.
@@ -27,7 +28,7 @@ import analysis
 from qdsim.errors import QdsimError
 from qdsim.experiment import status
 from qdsim.experiment.checkpoint import Checkpoint, Commit
-from qdsim.store import summary
+from qdsim.store import run_directory, summary
 from qdsim.store.verify import difference
 from tests.runs import run
 
@@ -40,11 +41,15 @@ SETTINGS: dict[str, Any] = {
     "relearn": {"rounds": 1, "steps": 1},
     "model": {"width": 2},
     "membership": ["loss_threshold"],
+    "server": {"kind": "momentum"},
     "synthetic": {"gallery": 1},
+    "sweep": {"synthetic.lr": [0.1, 0.2]},
 }
 ANOTHER = {**SETTINGS, "train": {"rounds": 2, "steps": 1, "lr": 0.05}}
-COMMITS = (1, 2, 3, 4, 5, 6)
-"""After so many commits runs were cut off: in training, after it, after unlearning, recovery, relearning and later."""
+COMMITS = (1, 2, 3, 4, 5, 6, 8, 10)
+"""After so many commits runs were cut off: in training, in each phase of a request, and in the second cell."""
+JOINED_FROM = 9
+"""Of so many parts the tables of these runs are joined, so that some are and some are not."""
 
 
 class Stopped(Exception):
@@ -91,6 +96,7 @@ class Stock:
     @staticmethod
     def make(folder: Path, commits: tuple[int, ...] = COMMITS) -> "Stock":
         """Make all of them."""
+        run_directory.JOINED_FROM = JOINED_FROM
         undisturbed = run(folder / "undisturbed", **SETTINGS)
         for kind, settings in (("own", SETTINGS), ("another", ANOTHER)):
             run(folder / kind / "finished", **settings)
@@ -219,14 +225,14 @@ def strike(stock: Stock, name: str, work: Path, draws: random.Random, index: int
     kinds: dict[str, list[Path]] = {}
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         kinds.setdefault(kind_of(path, out), []).append(path)
-    kind = draws.choice(sorted(kinds))
-    victim = draws.choice(kinds[kind])
     mutation = MUTATIONS[index % len(MUTATIONS)]
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    mutation(victim, counterpart(victim, out, stock.folder / "another" / name), draws)
+    before = content = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    while content == before:  # the other run may have no such file, or an equal one: then something else is struck
+        kind = draws.choice(sorted(kinds))
+        victim = draws.choice(kinds[kind])
+        mutation(victim, counterpart(victim, out, stock.folder / "another" / name), draws)
+        content = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     told = f"{name}, {mutation.__name__} {victim.relative_to(out)}"
-    if {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before:
-        return told, Outcome("harmless", "nothing has changed")
     (run_dir,) = (path for path in out.iterdir() if path.name.startswith("tiny-"))
     try:
         if name == "finished":

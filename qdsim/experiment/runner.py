@@ -346,13 +346,16 @@ class Experiment:
         return [f"{key.part}-{name}" for key in forgetting[-1:] for name in names]
 
     def _attack(self, task: Task, params: Params, last_row: Row | None) -> None:
-        """Write what membership inference finds in the model that has unlearned, unless it is written."""
+        """Write what membership inference finds in the model that has unlearned, unless it is written.
+
+        A part without rows is made again: it takes no time where there is nobody to ask for.
+        """
         if last_row is None:
             return
         key, at = task.key(last_row["phase"]), task.federation
         named = {**key.columns(), "round": last_row["round"]}
         for name, part in zip(task.point.job.membership, self._attack_parts(task), strict=True):
-            if self._writer.has("membership", part):
+            if self._writer.has("membership", part) and self._writer.read("membership", part):
                 continue
             found = membership.attack(
                 name, task.request, at.seed, at.labels, self._plan.test_labels, params, self._executor

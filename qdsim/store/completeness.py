@@ -89,10 +89,11 @@ def faults(manifest: Mapping[str, Any], found: Mapping[str, pa.Table]) -> list[s
     if "rounds" in found and "stages" in found:
         rounds, stages = _frame(found["rounds"]), _frame(found["stages"])
         said += _lost_rounds(found, rounds, stages)
+        said += _lost_of_training(manifest, found, stages)
         if manifest.get("state") == "done":
             said += _lost_phases(rounds, stages)
             said += _unserved(manifest, stages)
-            said += _lost_beside(manifest, found, stages)
+            said += _lost_attacks(manifest, found, stages)
     elif manifest.get("state") == "done":
         said += [f"there is no table {table}" for table in ("rounds", "stages") if table not in found]
     return [printable(line).replace("\n", " ") for line in said]
@@ -168,18 +169,38 @@ def _unserved(manifest: Mapping[str, Any], stages: pd.DataFrame) -> Iterator[str
         yield f"done, but {m} of seed {s} {c} is not in table stages for {r}"
 
 
-def _lost_beside(manifest: Mapping[str, Any], found: Mapping[str, pa.Table], stages: pd.DataFrame) -> Iterator[str]:
-    """Say what is missing of partitions, membership inference and images."""
-    config = manifest.get("config") or {}
-    trained = {
-        (str(cell.get("cell", "")), int(seed))
-        for cell in manifest.get("cells") or []
-        for seed in (cell.get("partitions") or {})
-    }
-    split = _frame(found["partitions"]) if "partitions" in found else pd.DataFrame(columns=["cell", "seed"])
-    lost = trained - set(split[["cell", "seed"]].itertuples(index=False, name=None))
+def _lost_of_training(
+    manifest: Mapping[str, Any], found: Mapping[str, pa.Table], stages: pd.DataFrame
+) -> Iterator[str]:
+    """Say which federation's partition or images are missing: all, in a finished run; else those that serve requests.
+
+    Both are written before a federation's first request, and not again where the run is resumed after it.
+    """
+    of_federation = ["cell", "seed"]
+    trained = set(stages[stages["method"] != "shared"][of_federation].itertuples(index=False, name=None))
+    if manifest.get("state") == "done":
+        trained |= {
+            (str(cell.get("cell", "")), int(seed))
+            for cell in manifest.get("cells") or []
+            for seed in (cell.get("partitions") or {})
+        }
+    split = _frame(found["partitions"]) if "partitions" in found else pd.DataFrame(columns=of_federation)
+    lost = trained - set(split[of_federation].itertuples(index=False, name=None))
     if lost:
         yield f"table partitions has no rows of {_federation(min(lost))}"
+    config = manifest.get("config") or {}
+    gallery = (config.get("synthetic") or {}).get("gallery")
+    if gallery and "synthetic.gallery" not in (config.get("sweep") or {}) and "num_synthetic" in split:
+        distils = set(split[split["num_synthetic"] > 0][of_federation].itertuples(index=False, name=None))
+        shown = _frame(found["images"]) if "images" in found else pd.DataFrame(columns=of_federation)
+        unseen = (trained & distils) - set(shown[of_federation].itertuples(index=False, name=None))
+        if unseen:
+            yield f"table images has no rows of {_federation(min(unseen))}"
+
+
+def _lost_attacks(manifest: Mapping[str, Any], found: Mapping[str, pa.Table], stages: pd.DataFrame) -> Iterator[str]:
+    """Say which model that has forgotten was not attacked as the job asks."""
+    config = manifest.get("config") or {}
     named = manifest.get("attack_names") or config.get("membership") or []
     attacks = {str(RENAMED_ATTACKS.get(name, name)) for name in named}
     keys = ["cell", "seed", "method", "request"]
@@ -193,13 +214,6 @@ def _lost_beside(manifest: Mapping[str, Any], found: Mapping[str, pa.Table], sta
     if unattacked:
         c, s, m, r, attack = min(unattacked)
         yield f"table membership lacks {attack} on {part_name(c, s, m, r, '')}"
-    gallery = (config.get("synthetic") or {}).get("gallery")
-    if gallery and "synthetic.gallery" not in (config.get("sweep") or {}) and "num_synthetic" in split:
-        distils = set(split[split["num_synthetic"] > 0][["cell", "seed"]].itertuples(index=False, name=None))
-        shown = _frame(found["images"]) if "images" in found else pd.DataFrame(columns=["cell", "seed"])
-        unseen = distils - set(shown[["cell", "seed"]].itertuples(index=False, name=None))
-        if unseen:
-            yield f"table images has no rows of {_federation(min(unseen))}"
 
 
 def _federation(key: tuple[str, int]) -> str:

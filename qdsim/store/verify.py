@@ -69,10 +69,13 @@ def _different(table: str, a: pd.DataFrame, b: pd.DataFrame) -> str | None:
             values = [
                 value.item() if isinstance(value, np.generic) else value for value in (a[column][at], b[column][at])
             ]
+            if isinstance(values[0], bytes) and isinstance(values[1], bytes):
+                return f"table {table}, {place}: {column} differs"
             return f"table {table}, {place}: {column} is {values[0]!r} against {values[1]!r}"
     return None
 
 
 def _name(row: pd.Series, keys: list[str]) -> str:
     named: dict[str, Any] = {key: row[key] for key in keys}
+    named = {key: f"of {len(value)} bytes" if isinstance(value, bytes) else value for key, value in named.items()}
     return ", ".join(f"{key} {value}" for key, value in named.items() if value not in ("", None))

@@ -108,6 +108,18 @@ def test_a_run_that_goes_on_may_lack_what_it_has_not_written(whole):
         path.unlink()
     completeness.read(whole)
     completeness.check_to_resume(whole)
+    partition = whole / "tables" / "partitions" / "seed-0-shared.parquet"
+    kept = partition.read_bytes()
+    partition.unlink()  # which is not written again: the federation serves requests already
+    with pytest.raises(BadInput, match=r"not whole: table partitions has no rows of seed 0"):
+        completeness.check_to_resume(whole)
+    partition.write_bytes(kept)
+    content["config"]["synthetic"] = {**(content["config"].get("synthetic") or {}), "gallery": 1}
+    (whole / "manifest.json").write_text(json.dumps(content | {"state": "running"}))
+    with pytest.raises(BadInput, match=r"not whole: table images has no rows of seed 0"):
+        completeness.check_to_resume(whole)
+    content["config"]["synthetic"]["gallery"] = 0
+    (whole / "manifest.json").write_text(json.dumps(content | {"state": "running"}))
     (whole / "tables" / "clients" / "seed-0-shared-train-00001.parquet").unlink()
     with pytest.raises(BadInput, match=r"not whole: 2 clients that table rounds counts.*without --resume"):
         completeness.check_to_resume(whole)
