@@ -1,4 +1,4 @@
-"""How long a long run takes to read: its parts as they were written, beside the same parts joined as its end joins them.
+"""How long a long run takes to read: its parts as they were written, beside the same parts once they are joined.
 
 ``python -m tests.long_run --rounds 10000 --work DIR`` writes a run of that many rounds into DIR, unless one lies there,
 and has each reader read both, every time in a process of its own: pandas all tables, ``verify`` the run against itself,
