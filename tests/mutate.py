@@ -3,9 +3,9 @@
 ``python -m tests.mutate --count 500`` makes a few small runs, finished ones and ones that were cut off in every phase,
 and the same with another learning rate. They sweep, have a server rule that remembers, and their longer tables are
 joined, so that every kind of file is there. Then, each time on a fresh copy, something happens to one file: a bit is
-flipped, it is cut off, emptied, filled with garbage or deleted, a neighbour or another run's file takes its place, or it is
-copied under a second name as a file manager does. A run that was cut off is resumed; a finished one is compared, shown
-and read by the analysis, and another run takes up its training.
+flipped, it is cut off, emptied, filled with garbage or deleted, a neighbour or another run's file takes its place, or
+it is copied under a second name as a file manager does. A run that was cut off is resumed; a finished one is compared,
+shown and read by the analysis, and another run takes up its training.
 
 Each mutation must be *named*, in one line of ours, or be *harmless*: whatever is read is what nothing happened to.
 Anything else is *silent*. Exit code 0: none was.
