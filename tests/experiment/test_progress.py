@@ -2,7 +2,8 @@
 
 import pytest
 
-from qdsim.experiment.progress import Load, Pace
+from qdsim.experiment.progress import Left, Load, Pace
+from tests.time_left import Told, worst
 
 
 class Clock:
@@ -128,3 +129,16 @@ def test_a_phase_that_a_rule_may_end_can_be_over_after_its_next_round():
     rounds(pace, clock, 10, 2.0, 1.0, 1.0)
     assert pace.left().likely_s == pytest.approx(20.0)
     assert pace.left().low_s == pytest.approx(2.0 / 1.15)
+
+
+def test_the_worst_estimate_is_found():
+    """15 rounds of 10 s: after the tenth 50 s are left, as told, after the eleventh 40 s, and 20 s are told.
+
+    The rest is right. What the first nine rounds tell does not count, nor what is told at the end; a later round that
+    tells nothing is off by any factor.
+    """
+    likely = [None] * 8 + [1.0, 50.0, 20.0, 30.0, 20.0, 10.0, 9.0]
+    told = [Told(10.0 * n, "", None if s is None else Left(s, s, s)) for n, s in enumerate(likely, 1)]
+    assert worst(told, 150.0) == pytest.approx(2.0)
+    told[12] = Told(130.0, "", None)
+    assert worst(told, 150.0) == float("inf")
