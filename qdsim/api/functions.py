@@ -5,8 +5,8 @@ A user's mistake raises the error whose one line the command prints.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shlex
 import signal
 import warnings
@@ -23,7 +23,7 @@ from qdsim.api import report as reports
 from qdsim.api.display import Display
 from qdsim.api.log import RunLog
 from qdsim.api.run import Run
-from qdsim.errors import BadInput, Interrupted
+from qdsim.errors import BadInput, Interrupted, as_toml
 from qdsim.experiment import config, job_files
 from qdsim.experiment.config import Job, Overrides
 from qdsim.experiment.progress import Event, Notice
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 ENGINES = ("ray", "inline")
 IN_PYTHON = "(given in Python)"
 """Where a job came from that is no file."""
+WORD = re.compile(r"(?!(?:true|false|nan|inf)$)[A-Za-z][A-Za-z0-9_./:-]*")
+"""A text that --set takes as it is, without quotes."""
 JobLike = str | Path | Mapping[str, Any] | Job
 
 
@@ -266,14 +268,5 @@ def as_texts(overrides: Overrides | None) -> list[str]:
     """Return overrides as they would be typed, for the manifest."""
     if not isinstance(overrides, Mapping):
         return list(overrides or [])
-    return [f"{key}={_as_toml(_plain(value))}" for key, value in overrides.items()]
-
-
-def _as_toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_as_toml(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_as_toml, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else str(value)
+    plain = {key: _plain(value) for key, value in overrides.items()}
+    return [f"{key}={v if isinstance(v, str) and WORD.fullmatch(v) else as_toml(v)}" for key, v in plain.items()]

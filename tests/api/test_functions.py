@@ -42,7 +42,8 @@ def test_set_means_what_it_means_on_the_command_line():
     """Values of Python, numpy's among them, and the texts that the manifest keeps of them come to the same job."""
     changes = CHANGES | {"train.steps": np.int64(7), "train.lr": np.float32(0.5), "seeds": (1, 2)}
     texts = functions.as_texts(changes)
-    assert 'requests=[{kind = "client", target = 3}]' in texts
+    assert "requests=[{kind = 'client', target = 3}]" in texts
+    assert "recover.stop=rounds" in texts
     assert functions.job_of(TINY, set=changes) == functions.job_of(TINY, set=texts)
 
 
