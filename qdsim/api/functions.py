@@ -119,7 +119,7 @@ def load(run: str | StoragePath | Run) -> Run:
 def report(runs: str | StoragePath | Run | Iterable[str | StoragePath | Run], *, out: str | Path = "report") -> Path:
     """Make every table and figure that runs cover, and one HTML page of them; return the page.
 
-    ``runs`` are runs, run directories, or folders that hold them; they may be going on.
+    ``runs`` are runs, run directories, ``latest``, or folders that hold them; they may be going on.
     """
     given = [runs] if isinstance(runs, str | StoragePath | Run) else list(runs)
     paths = [run.path if isinstance(run, Run) else run for run in given]
@@ -153,13 +153,13 @@ def plan(
     if gpus is not None and address is not None:
         raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
     from qdsim.api.plan_report import JobPlan
-    from qdsim.planning import estimate, planner
+    from qdsim.planning import planner
 
     where = address or os.environ.get("RAY_ADDRESS")
     if gpus is not None:
         machines = planner.imagined(gpus, gpu_memory, cpus, memory, gpu)
         assumed = partial(planner.assumed, model=machines.model)
-        report = planner.plan_job(loaded, machines, assumed, planner.ASSUMED if gpus else estimate.MEASURED)
+        report = planner.plan_job(loaded, machines, assumed, planner.ASSUMED)
     elif where:
         report = launch.plan_on_cluster(loaded, where)
     else:

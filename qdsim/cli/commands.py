@@ -359,7 +359,9 @@ def export(
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUNS...", help="Run directories, or folders that hold them; paths or URIs."),
+        typer.Argument(
+            metavar="RUNS...", help="Run directories, folders that hold them, or latest: the newest in runs."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Where to write; files of the same name are replaced.")] = Path("report"),
     debug: DEBUG = False,

@@ -105,14 +105,17 @@ def test_a_job_is_run_by_its_stem_in_any_folder(tmp_path):
 
 @pytest.mark.parametrize("how", ["command", "module", "Python"])
 def test_the_report_is_made_in_a_folder_that_has_its_own_analysis(tmp_path, how):
-    """As ``qdsim report``, ``python -m qdsim report`` and ``qdsim.report``; the page is what is named last."""
-    made_run(tmp_path, {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)]}})
+    """As ``qdsim report``, ``python -m qdsim report`` and ``qdsim.report``, of the latest run or of a folder.
+
+    The page is what is named last.
+    """
+    made_run(tmp_path / "runs", {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)]}})
     (tmp_path / "analysis").mkdir()
     (tmp_path / "analysis" / "__init__.py").write_text("raise SystemExit('not this one')")
     program = {
-        "command": ["-P", "-m", "qdsim", "report", "made-1", "--out", "out"],
-        "module": ["-m", "qdsim", "report", "made-1", "--out", "out"],
-        "Python": ["-c", "import qdsim; print(qdsim.report('made-1', out='out'))"],
+        "command": ["-P", "-m", "qdsim", "report", "latest", "--out", "out"],
+        "module": ["-m", "qdsim", "report", "runs/made-1", "--out", "out"],
+        "Python": ["-c", "import qdsim; print(qdsim.report('runs/latest', out='out'))"],
     }[how]
     done = subprocess.run([sys.executable, *program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from qdsim.api import plan_report
 from qdsim.data import datasets
 from qdsim.errors import BadInput, CannotPlace
 from qdsim.experiment import config, plan
@@ -128,7 +129,7 @@ def test_data_that_are_not_here_are_planned_with_in_their_known_shape(tmp_path):
     found = planner.plan_job(job, planner.imagined(2, "24GB", None, None), lambda *_: COSTS)
     assert found.notes == ["svhn is not here: planned with classes of equal size"]
     assert found.plan.points[0].federations[0].partition.counts.sum() == 73_257
-    assert (found.gpus, found.lanes, found.layout.gpus) == (2, 2, 0.2)
+    assert (found.gpus, found.layout.gpus) == (2, 0.2)
     with pytest.raises(BadInput):
         planner.plan_job(
             config.validate({"name": "x", "data": {"dataset": f"folder:{tmp_path}"}}),
@@ -218,6 +219,24 @@ def test_a_range_holds_what_is_assumed(small):
     assert low_s == pytest.approx(estimate.START_S / 1.3 + sum(time.low_s for time in times))
     assert low_s < estimate.total_s(times) < high_s
     assert (planner.ASSUMED.costs[0], planner.ASSUMED.costs[1]) == (0.5, 2.0)
+
+
+@pytest.mark.parametrize(("share", "within"), [(0, estimate.MEASURED), ("auto", planner.ASSUMED)])
+def test_what_is_measured_is_not_called_assumed(share, within, tmp_path):
+    """On a machine with a GPU whose clients are kept on its cores, the costs are those of these cores."""
+    job = config.validate(CIFAR | {"cluster": {"gpus_per_client": share, "clients_per_actor": 10}})
+    found = planner.plan_job(job, planner.imagined(1, "80GB", None, None), lambda *_: COSTS, planner.ASSUMED)
+    assert found.within == within
+
+
+def test_only_of_cores_is_it_said_how_well_plans_did():
+    """No measured run on a GPU is known."""
+    for share, known in ((0, True), ("auto", False)):
+        job = config.validate(CIFAR | {"cluster": {"gpus_per_client": share, "clients_per_actor": 10}})
+        found = planner.plan_job(job, planner.imagined(1, "80GB", None, None), lambda *_: COSTS)
+        said = repr(plan_report.JobPlan(found, is_assumed=False))
+        assert "measured: a few steps of one client" in said
+        assert ("runs on cores were within 30 %" in said) is known
 
 
 @pytest.mark.parametrize(("text", "value"), [("24GB", 24e9), ("500 MB", 5e8), ("1.5TiB", 1.5 * 2**40), ("7 B", 7.0)])
