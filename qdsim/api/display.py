@@ -82,17 +82,24 @@ class Display:
             self._cell.show(self._head() if error is None else self._render())
             self._cell = None
 
-    def begin(self, plan: Plan, run_dir: StoragePath) -> None:
-        """Say what is about to run, and where its results go."""
+    def begin(self, plan: Plan, run_dir: StoragePath) -> list[str]:
+        """Say what is about to run, and where its results go; return what was said."""
         job = plan.job
         samples = int(plan.points[0].federations[0].partition.counts.sum())
         swept = f"{len(plan.points)} cells of {', '.join(job.sweep)}, " if job.sweep else ""
         self._tasks = [who(t.point.label, t.federation.seed, t.method, t.request.label) for t in plan.tasks()]
-        self._print(
+        about = (
             f"{job.name}: {job.data.dataset}, {job.partition.clients} clients, {samples:,} samples, {swept}"
             f"seeds {list(job.seeds)}, methods {', '.join(job.methods)}"
         )
-        self._print(f"results in {run_dir}")
+        self._print(about)
+        return [about, self.say_where(run_dir)]
+
+    def say_where(self, run_dir: StoragePath) -> str:
+        """Say where results are; return what was said."""
+        where = f"results in {run_dir}"  # which cluster/slurm.sbatch reads
+        self._print(where)
+        return where
 
     def emit(self, event: Event) -> None:
         """Take an event in; print a line for a finished round and task (in a terminal: for a finished phase)."""
@@ -129,8 +136,7 @@ class Display:
         if event.task < 0:
             self._line(now_s, f"{who(event.cell, event.seed, event.method, '')} {event.phase}: done before, reused")
             return
-        without = "done before" if event.phase else "nothing left to train on"
-        self._ended[event.task] = percent_scores(event.row) if event.row else without
+        self._ended[event.task] = outcome(event)
         if self._live is None and self._cell is None:
             said = f"{len(self._ended)}/{len(self._tasks)} done, {self._tasks[event.task]}: {self._ended[event.task]}"
             self._line(now_s, said)
@@ -227,6 +233,13 @@ def place(event: Progress) -> str:
     """Return whose round it is, and which."""
     named = who(event.cell, event.seed, event.method, event.request)
     return f"{named} {event.phase}" + (f" {event.round_number}/{event.rounds}" if event.rounds else "")
+
+
+def outcome(event: Progress) -> str:
+    """Return what became of a task that is done, and from where it was taken if it was not computed."""
+    without = "done before" if event.phase else "nothing left to train on"
+    scores = percent_scores(event.row) if event.row else without
+    return f"{scores}, reused from {event.reused_from}" if event.reused_from else scores
 
 
 def percent_scores(row: Mapping[str, Any]) -> str:

@@ -146,6 +146,8 @@ def plan(
     """
     loaded = job_of(job, set=set, profile=profile)
     gpus = 1 if gpu and gpus is None else gpus
+    if gpu and not gpus:
+        raise BadInput("--gpus", gpus, f"--gpu {gpu} names what a machine has one or more of: leave one of them out")
     if gpus is None and (gpu_memory or cpus or memory):
         raise BadInput(
             "--gpus", None, "--gpu-memory, --cpus and --memory describe a machine with so many GPUs: give it"
@@ -199,6 +201,7 @@ def _launched(
         with Display(Console(quiet=not progress)) as screen:
 
             def warn(text: str) -> None:
+                log.take(Notice(text))
                 if progress:
                     screen.emit(Notice(text))
                 else:
@@ -209,7 +212,8 @@ def _launched(
             def begin(plan: Plan, run_dir: StoragePath) -> None:
                 began.append(run_dir)
                 log.begin(run_dir, f"qdsim {__version__} begins, engine {engine}")
-                screen.begin(plan, run_dir)
+                for line in screen.begin(plan, run_dir):
+                    log.say(line)
                 follower.begin(run_dir)
 
             def emit(event: Event) -> None:
@@ -230,8 +234,11 @@ def _launched(
                     faults=faults,
                     trained_in=trained_in,
                 )
+            if not began:  # it was done before
+                screen.say_where(run_dir)
     except Interrupted as stop:
-        stop.resume = _how_to_resume(began, engine, address)
+        known = [resume] if not isinstance(resume, bool) else began
+        stop.resume = _how_to_resume(known, engine, address)
         log.end(f"interrupted by signal {stop.signum}; {stop.resume} continues")
         try:
             signal.raise_signal(stop.signum)  # by now to whom it belongs: in a notebook it is a KeyboardInterrupt

@@ -331,7 +331,11 @@ def keys(
     table = Table(box=None, pad_edge=False)
     for column in ("key", "type", "default", "meaning"):
         table.add_column(column, overflow="fold", no_wrap=column == "key")
-    for key in schema.keys_of(section):
+    found = schema.keys_of(section)
+    if not found:
+        say(f"{section} has no settings of its own")
+        return
+    for key in found:
         table.add_row(*(Text(text) for text in (key.name, key.kind, key.default, key.meaning)))
     console = Console()
     (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
@@ -385,7 +389,7 @@ def bench(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the Parquet files go.")] = Path("bench"),
     flower: Annotated[
-        str | None, typer.Option(metavar="PYTHON", help="Of an environment with flwr[simulation] and torch.")
+        str | None, typer.Option(metavar="PYTHON", help="Of an environment with torch and flwr, with its extra simulation.")
     ] = None,
     svhn: Annotated[str | None, typer.Option(metavar="DIR", help="Where SVHN's .mat files lie, for memory.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each thing is measured.")] = 3,

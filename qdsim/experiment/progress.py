@@ -81,6 +81,8 @@ class Progress:
     """The task is done, or the training was found ready."""
     left: Left | None = None
     """How long the rest takes; None where nothing is known yet."""
+    reused_from: str = ""
+    """With ``finished``: the cell of the sweep whose result this one's is, and that computed it."""
 
     @property
     def whose(self) -> tuple[Any, ...]:

@@ -321,8 +321,8 @@ class Experiment:
             found = self._writer.read("membership", part)
             self._writer.append("membership", copied, [{**row, "cell": task.point.label} for row in found])
         arrays.write(self._model_file(task), P.to_numpy(params))
-        name = phases[-1].name if phases else ""
-        self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True))
+        name, cell = phases[-1].name if phases else "", earlier.point.label
+        self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True, reused_from=cell))
         return params
 
     def _outputs(self, task: Task) -> Outputs:

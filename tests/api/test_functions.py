@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,23 @@ def test_progress_is_shown_or_not(tmp_path, capsys):
     assert not (tmp_path / "b" / ".trained").exists()
 
 
+def test_the_log_has_what_the_screen_had(tmp_path, capsys):
+    """Every line of the screen, without its clock: the job, where results go, notes of trackers, rounds, the end.
+
+    A run that was done before says where its results are as well.
+    """
+    done = qdsim.run(TINY, set=SMALL, out=tmp_path, engine="inline")
+    said = [re.sub(r"^\[.{7}\] ", "", line) for line in capsys.readouterr().out.splitlines()]
+    log = (done.path / "log.txt").read_text(encoding="utf-8")
+    assert f"results in {done.path}" in said
+    assert any(line.startswith("tiny: digits, 10 clients") for line in said)
+    rounds = [line.partition(" s, ")[0] for line in said if "/1 done" not in line]  # the time left is not kept
+    assert [line for line in rounds if line not in log] == []
+    again = qdsim.run(TINY, set=SMALL, out=tmp_path, engine="inline", resume=True)
+    assert again.path == done.path
+    assert capsys.readouterr().out == f"results in {done.path}\n"
+
+
 def test_an_interrupted_run_is_resumed(tmp_path):
     """What the first attempt did not do, the second does: all values are those of a run without an interruption."""
 
@@ -137,6 +155,12 @@ def test_a_run_in_a_thread(tmp_path):
     thread.start()
     thread.join()
     assert [run.state for run in found] == ["done"]
+
+
+def test_a_model_of_gpus_that_are_not_there_is_refused():
+    """One line, with both ways out."""
+    with pytest.raises(BadInput, match="--gpus = 0: --gpu a100 names what a machine has one or more of: leave one"):
+        qdsim.plan("quickstart", gpu="a100", gpus=0)
 
 
 def test_a_plan_reads_like_the_command(tmp_path):

@@ -51,6 +51,8 @@ def test_a_baseline_that_the_swept_key_cannot_affect_runs_once(undisturbed):
         (SECOND, "shared"): 3,
         (SECOND, "quickdrop"): 4,
     }
+    reused = {(e.method, e.cell, e.reused_from) for e in events if e.reused_from}
+    assert reused == {(method, SECOND, first) for method in ("retrain", "federaser")}
     for name in ("rounds", "stages", "classes", "clients"):
         found = table(run_dir, name)
         copied = (found["cell"] == SECOND) & found["method"].isin(["retrain", "federaser"])

@@ -194,7 +194,23 @@ def test_a_named_gpu_has_its_memory_and_its_speed():
         assert costs == Costs(*(pytest.approx(passes * one_s) for passes in (3, 3, 7, 1)))
     assert planner.imagined(1, "24GB", None, None, "a100").gpu_bytes == 24e9
     assert gpus.find("RTX 4090") is gpus.MODELS["rtx4090"]
-    assert gpus.find("A100-80GB") is gpus.MODELS["a100-80"]
+    for name, known in {
+        "A100-80GB": "a100-80",
+        "Tesla T4": "t4",
+        "GeForce RTX 3090": "rtx3090",
+        "a100-40gb": "a100",
+        "NVIDIA A100-SXM4-40GB": "a100",
+        "NVIDIA A100-SXM4-80GB": "a100-80",
+        "NVIDIA A100 80GB PCIe": "a100-80",
+        "v100-16": "v100",
+        "Tesla V100-SXM2-32GB": "v100-32",
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA H100 PCIe": "h100-pcie",
+    }.items():
+        assert gpus.find(name) is gpus.MODELS[known]
+    for name in ("a100-24gb", "RTX 2060 SUPER", "A10G", "NVIDIA"):
+        with pytest.raises(BadInput, match="known are rtx2060"):
+            gpus.find(name)
     with pytest.raises(BadInput, match="--gpu = 'a9000': known are rtx2060, t4"):
         gpus.find("a9000")
 
@@ -253,7 +269,15 @@ def test_wrong_sizes(text, said):
 
 
 def test_units_suit_the_size():
-    """Two digits, and never a 0.00."""
+    """Two digits, and never a 0.00; what rounds to a thousand has the next unit."""
+    assert [units.size(n) for n in (999.4e6, 999.7e6, 999_999, 1000, 999, 5e15)] == [
+        "999 MB",
+        "1 GB",
+        "1 MB",
+        "1 KB",
+        "999 B",
+        "5,000 TB",
+    ]
     assert [units.size(n) for n in (12, 4.1e6, 372e6, 2.7e9, 500e9)] == ["12 B", "4.1 MB", "372 MB", "2.7 GB", "500 GB"]
     assert [units.gpu_share(f) for f in (1.0, 1 / 7, 0.1428, 0.5, 0.4)] == [
         "1 GPU",
