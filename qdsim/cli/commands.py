@@ -1,14 +1,11 @@
 """The commands: ``qdsim --help``. The only file that reads arguments, prints errors or exits."""
 
-import codecs
 import os
 import shlex
 import signal
 import sys
 import tomllib
 import traceback
-import unicodedata
-from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal, NoReturn
@@ -20,7 +17,7 @@ from rich.text import Text
 
 from qdsim import __version__
 from qdsim.errors import BadInput, CannotPlace, ClusterLost, Interrupted, QdsimError
-from qdsim.store import run_directory, storage
+from qdsim.store import letters, run_directory, storage
 
 app = typer.Typer(
     help="Simulate federated unlearning with QuickDrop on Ray.",
@@ -389,7 +386,8 @@ def bench(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the Parquet files go.")] = Path("bench"),
     flower: Annotated[
-        str | None, typer.Option(metavar="PYTHON", help="Of an environment with torch and flwr, with its extra simulation.")
+        str | None,
+        typer.Option(metavar="PYTHON", help="Of an environment with torch, and flwr with its extra simulation."),
     ] = None,
     svhn: Annotated[str | None, typer.Option(metavar="DIR", help="Where SVHN's .mat files lie, for memory.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each thing is measured.")] = 3,
@@ -519,38 +517,13 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-PLAIN = {
-    **{"±": "+-", "×": "x", "…": "...", "−": "-", "–": "-", "→": "->", "≥": ">=", "≤": "<=", "§": "Sec. "},
-    **{"α": "alpha", "η": "eta", "θ": "theta", "μ": "mu", "ς": "sigma", "σ": "sigma", "Δ": "Delta"},
-}
-"""What stands for letters that a terminal's encoding has not."""
-
-
-def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """Return what is printed instead of letters that cannot be: alike, or their numbers."""
-    assert isinstance(error, UnicodeEncodeError)
-    found = ""
-    for letter in error.object[error.start : error.end]:
-        alike = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
-        found += PLAIN.get(letter) or alike or letter.encode("ascii", "backslashreplace").decode()
-    return found, error.end
-
-
-def _print_whatever_the_encoding() -> None:
-    """Have nothing fail for a letter that the encoding of the output has not (LANG=C, PYTHONIOENCODING=ascii)."""
-    codecs.register_error("qdsim", _plainly)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="qdsim")
-
-
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise Interrupted(signum)
 
 
 def main() -> None:
     """Run the command line; every error ends in one line of cause and its exit code."""
-    _print_whatever_the_encoding()
+    letters.print_whatever_the_encoding()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP:  # which nohup has ignored
             signal.signal(signum, _interrupt)
