@@ -5,6 +5,7 @@ A user's mistake raises the error whose one line the command prints.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 ENGINES = ("ray", "inline")
 IN_PYTHON = "(given in Python)"
 """Where a job came from that is no file."""
+NO_CHANGE = ("about", "data.root", "data.download")
+"""Keys in which a job may differ from the one of its name, and be the same experiment."""
 WORD = re.compile(r"(?!(?:true|false|nan|inf)$)[A-Za-z][A-Za-z0-9_./:-]*")
 """A text that --set takes as it is, without quotes."""
 JobLike = str | Path | Mapping[str, Any] | Job
@@ -68,7 +71,7 @@ def run(
     """
     loaded = job_of(job, set=set, profile=profile)
     named = str(job) if isinstance(job, str | Path) else IN_PYTHON
-    origin = {"job": named, "profile": profile, "set": as_texts(set)}
+    origin = {"job": named, "profile": profile, "set": as_texts(set), "changed": _changed(loaded, profile)}
     return _launched(
         loaded,
         storage.folder(str(out)),
@@ -269,6 +272,20 @@ def _plain(value: Any) -> Any:
     if getattr(value, "shape", None) == ():  # of numpy or torch
         return value.item()
     return value
+
+
+def _changed(job: Job, profile: str | None) -> list[str] | None:
+    """Return in what a job differs from the one of its name that comes with qdsim, with the profile on both.
+
+    None where there is no such job.
+    """
+    file = job_files.shipped().get(job.name)
+    if file is None:
+        return None
+    jobs = config.load(file, profile=profile), job
+    before, now = (run_directory.flat(json.loads(json.dumps(each.model_dump()))) for each in jobs)
+    keys = [key for key in dict.fromkeys([*now, *before]) if key not in NO_CHANGE and now.get(key) != before.get(key)]
+    return [f"{key} left out" if now.get(key) is None else f"{key} = {as_toml(now[key])}" for key in keys]
 
 
 def as_texts(overrides: Overrides | None) -> list[str]:

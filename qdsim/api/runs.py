@@ -115,12 +115,8 @@ def compared(run_dirs: Sequence[StoragePath]) -> Comparison:
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the keys of a run's job with their values as TOML, and which qdsim ran it on what."""
-    found: dict[str, str] = {}
-    for key, value in (manifest.get("config") or {}).items():
-        inner = (
-            {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) and key != "sweep" else {key: value}
-        )
-        found |= {name: "-" if kept is None else as_toml(kept) for name, kept in inner.items()}
+    config = run_directory.flat(manifest.get("config") or {})
+    found = {key: "-" if value is None else as_toml(value) for key, value in config.items()}
     versions, hardware = manifest.get("versions") or {}, manifest.get("hardware") or {}
     return found | {
         "(engine)": str(manifest.get("engine", "-")),

@@ -229,3 +229,20 @@ def test_the_example_of_the_readme_runs(tmp_path):
     assert "retrain" in done.stdout
     (manifest,) = tmp_path.glob("runs/quickstart-*/manifest.json")
     assert json.loads(manifest.read_text())["origin"]["set"] == ["train.rounds=5"]
+
+
+def test_what_a_run_keeps_of_how_its_job_differs_from_qdsims_own(tmp_path):
+    """With a profile on both; an edited copy and a dict of the name as well; of one's own job nothing is known."""
+    file = PROJECT / "jobs" / "quickstart.toml"
+    edited = tmp_path / "mine.toml"
+    edited.write_text(file.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 7"), encoding="utf-8")
+    content = tomllib.loads(edited.read_text(encoding="utf-8"))
+
+    def changed(job, **options):
+        return functions._changed(functions.job_of(job, **options), options.get("profile"))
+
+    assert changed("quickstart") == changed(file) == changed("quickstart", profile="laptop") == []
+    assert changed(edited) == changed(content) == ["train.rounds = 7"]
+    assert changed("quickstart", profile="smoke", set={"sweep.train.lr": [0.1]}) == ['sweep = {"train.lr" = [0.1]}']
+    assert changed("quickstart", set={"data.root": str(tmp_path)}) == []
+    assert changed({"name": "other"}) is None
