@@ -267,12 +267,16 @@ def time_left(low_s: float, high_s: float) -> str:
     return f"{duration(low_s)} to {duration(high_s)} left"
 
 
+def wide(console: Console, width: int = RESULT_WIDTH) -> Console:
+    """Return a console that prints tables whole where there is no terminal: nobody sets a width there."""
+    return console if console.is_terminal else Console(width=width, file=console.file)
+
+
 def print_result(console: Console, run_dir: StoragePath) -> None:
     """Print the result table of a run with what must be said under it."""
     from qdsim.store import summary  # pandas is not needed before the end
 
-    if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
-        console = Console(width=RESULT_WIDTH, file=console.file)
+    console = wide(console)
     summary.check_whole(run_dir)
     titles = summary.method_titles(run_dir)
     table = summary.stage_table(run_dir)
@@ -284,7 +288,7 @@ def print_result(console: Console, run_dir: StoragePath) -> None:
             console.print(_result_table(title, stages, titles, several))
     attacks = summary.membership_table(run_dir)
     for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
-        console.print(_membership_table(f"{request}  {cell}".rstrip(), rows, titles))
+        console.print(_membership_table(f"{request}  {cell}".rstrip(), [rows], titles))
     for note in summary.notes(run_dir):
         console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
     console.print(f"tables: {run_dir / 'tables'}", highlight=False, soft_wrap=True, markup=False)
@@ -295,8 +299,7 @@ def print_comparison(console: Console, found: Comparison) -> None:
     """Print several runs beside each other: which they are, in what their settings differ, their results."""
     from qdsim.store import summary
 
-    if not console.is_terminal:
-        console = Console(width=RESULT_WIDTH, file=console.file)
+    console = wide(console)
     for letter, run_dir in found.runs.items():
         console.print(f"{letter}  {run_dir}", highlight=False, soft_wrap=True, markup=False)
     if found.settings:
@@ -323,6 +326,10 @@ def print_comparison(console: Console, found: Comparison) -> None:
             for row in stage.to_dict("records"):
                 table.add_row(row["run"], *_result_cells(row, titles, several), str(row["n"]))
         console.print(table)
+    attacks = found.membership
+    for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
+        alike = [own for _, own in rows.groupby(["attack", "method"], sort=False)]  # each measured in run after run
+        console.print(_membership_table(f"{request}  {cell}".rstrip(), alike, titles))
     for letter, run_dir in found.runs.items():
         for note in summary.notes(run_dir):
             console.print(f"note on {letter}: {note}", highlight=False, soft_wrap=True, markup=False)
@@ -386,17 +393,19 @@ def _said(text: object) -> str:
     return escape(printable(str(text)))
 
 
-def _membership_table(request: str, rows: pd.DataFrame, titles: dict[str, str]) -> Table:
-    """How often an attack takes samples for members; Retrain-Or's rate is the aim."""
+def _membership_table(request: str, groups: list[pd.DataFrame], titles: dict[str, str]) -> Table:
+    """How often an attack takes samples for members; Retrain-Or's rate is the aim. Of several runs each is named."""
+    named = ["run"] if "run" in groups[0] else []
     title = _said(f"membership inference, forget {request}")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("attack", "method"):
+    for name in (*named, "attack", "method"):
         table.add_column(name, no_wrap=True)
     for name in ("F-Set rate", "to Retrain-Or", "F-Set AUC", "TPR at 1% FPR", "R-Set rate", "R-Set AUC"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows.to_dict("records"):
+    for row in (row for rows in groups for row in rows.to_dict("records")):
         gap = row["forget_gap"]
         table.add_row(
+            *(row[name] for name in named),
             _said(row["attack"]),
             _said(titles.get(row["method"], row["method"])),
             f"{row['member_rate_forget']:.1%}",

@@ -285,21 +285,18 @@ def list_runs(
     debug: DEBUG = False,
 ) -> None:
     """List the runs in a folder, newest first: state, job, date, and F-Set/R-Set of each method after recovery."""
-    from qdsim.api import runs
+    from qdsim.api import display, runs
 
     lines = runs.listed(storage.folder(folder))
     if not lines:
         raise BadInput("DIR", folder, "no run there")
-    console = Console()
-    if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
-        console = Console(width=PIPE_WIDTH)
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "job", "started (UTC)", "result"):
         table.add_column(column, overflow="fold", no_wrap=column == "started (UTC)")
     for line in lines:
         cells = (line.path.name, line.state, line.job, line.started_at, line.result)
         table.add_row(*(Text(run_directory.printable(cell)) for cell in cells))
-    console.print(table)
+    display.wide(Console(), PIPE_WIDTH).print(table)
 
 
 @app.command()
@@ -323,6 +320,7 @@ def keys(
     debug: DEBUG = False,
 ) -> None:
     """List the keys of a job: type and range, default, meaning."""
+    from qdsim.api import display
     from qdsim.experiment import keys as schema
 
     table = Table(box=None, pad_edge=False)
@@ -334,8 +332,7 @@ def keys(
         return
     for key in found:
         table.add_row(*(Text(text) for text in (key.name, key.kind, key.default, key.meaning)))
-    console = Console()
-    (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
+    display.wide(Console(), PIPE_WIDTH).print(table)
 
 
 @app.command()
