@@ -333,8 +333,6 @@ def test_a_jobs_header_says_what_its_plan_says(job, tmp_path):
     text = (PROJECT / "jobs" / f"{job}.toml").read_text(encoding="utf-8")
     said = dict(re.findall(r"--gpu (\w+)(?:, which the paper had)?: ([\d.]+ to [\d.]+) h", text))
     assert set(said) == {"a100", "rtx2060"}
-    if job == "table3_svhn_100":  # 600,000 images take half a minute to deal out
-        return
     loaded = config.load(PROJECT / "jobs" / f"{job}.toml", overrides=[f"data.root={tmp_path}"])
     assert f"all {len(loaded.seeds)} seeds `qdsim plan {job}`" in text
     for name, hours in said.items():
