@@ -308,8 +308,10 @@ class _Prices:
                 known[1] += amount
         self._busy_s += busy_s
         self._beside = [*self._beside[-MARKS:], (beside_s, load.clients)]
-        seconds, clients = zip(*self._beside, strict=True)
-        self._usual_beside = (median(seconds), median(clients))
+        self._usual_beside = (
+            median(seconds for seconds, _ in self._beside),
+            median(count for _, count in self._beside),
+        )
 
     @property
     def _side_by_side(self) -> float:
