@@ -10,6 +10,7 @@ from analysis import bench as benchmarks
 from analysis import pack as packing
 from analysis import page
 from qdsim.errors import BadInput
+from qdsim.store import letters
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(highlight=False, soft_wrap=True)
@@ -72,4 +73,5 @@ def bench(
 
 
 if __name__ == "__main__":
+    letters.print_whatever_the_encoding()
     app()

@@ -27,8 +27,6 @@ CONVERGED = tuple(
     Column(f"converged.{cost}", name, "Speed-up, retraining to convergence", "times")
     for cost, name in compare.COSTS.items()
 )
-SCALE_FREE = ("percent", "number", "text")
-"""Kinds of figures that can be set beside the paper's whatever the number of rounds, steps and samples."""
 TOTAL_S = Column("total.client_compute_s", "Time", "Cost", "seconds")
 SPEEDUP = Column("converged.client_compute_s", "Speed-up", "Cost", "times")
 
@@ -83,7 +81,7 @@ def build(
 
 
 def only_like(table: Table, results: Results) -> Table:
-    """Take out differences to the paper that another scale makes: all but those of accuracies and shares.
+    """Take out differences to the paper where a run is of another scale: they would say what the scale does.
 
     The paper's own values stay, and the note says what is not the same. A figure without ``setting`` is of all runs.
     """
@@ -93,14 +91,11 @@ def only_like(table: Table, results: Results) -> Table:
         other = figures["setting"].map(scales).fillna("") != ""
     else:
         other = pd.Series(any(scales.values()), index=figures.index)
-    kinds = figures["column"].map({column.key: column.kind for column in table.columns})
-    apart = other & ~kinds.isin(SCALE_FREE) & figures["difference"].notna()
+    apart = other & figures["difference"].notna()
     if not apart.any():
         return table
     smaller = dict.fromkeys(scale for scale in scales.values() if scale)
-    note = (
-        f"the paper's sizes are others than {' or '.join(smaller)}: of seconds, counts and times no difference is told"
-    )
+    note = f"the paper's sizes are others than {' or '.join(smaller)}: its values are given, and no difference is told"
     return replace(
         table,
         figures=figures.assign(difference=figures["difference"].where(~apart)),

@@ -53,7 +53,7 @@ def attack_items(results: Results, stem: str, title: str, warnings: list[str]) -
     shown, not_shown = by_method.first_of(by_attack, "cell", "asked")
     return [
         Figure(stem, title, partial(_draw, shown), [*not_shown, *notes]),
-        Table(stem, title, used, summary.reset_index(drop=True), notes=notes),
+        by_method.only_like(Table(stem, title, used, summary.reset_index(drop=True), notes=notes), results),
     ]
 
 

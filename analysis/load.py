@@ -11,19 +11,21 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from qdsim.algorithms.methods import METHODS
 from qdsim.errors import BadInput
 from qdsim.store import completeness
 from qdsim.store.run_directory import (
     Misplaced,
     RunIdentity,
     check_place,
+    flat,
     identity_of,
     part_files,
     printable,
@@ -51,8 +53,21 @@ RUN_COLUMNS = [
     *("run_id", "path", "job", "dataset", "clients", "split", "profile", "started", "state"),
     *("setting", "apart", "caveat", "other_scale", "sound"),
 ]
-PAPER_SCALE = {"train.rounds": 200, "train.steps": 50, "train.batch_size": 256, "model.width": 128, "data.size": None}
-"""How large the paper's experiments are, beside their data and clients."""
+_STAGES = {"steps": 50, "batch_size": 256, "participation": 1.0, "stop": "rounds", "proximal": 0.0}
+PAPER_SCALE: dict[str, Any] = {
+    **{"train.rounds": 200, "unlearn.rounds": 1, "recover.rounds": 2, "relearn.rounds": 2},
+    **{
+        f"{phase}.{key}": value
+        for phase in ("train", "unlearn", "recover", "relearn")
+        for key, value in _STAGES.items()
+    },
+    **{"synthetic.scale": 100, "synthetic.steps": 1, "synthetic.batch": 256, "synthetic.finetune": 0},
+    **{"model.kind": "convnet", "model.width": 128, "model.depth": 3, "data.size": None},
+    **{f"{m.name}.{f.name}": f.default for m in METHODS.values() if m.settings for f in fields(m.settings)},
+}
+"""How large the paper's experiments are, beside their data and clients: whatever changes what a phase costs."""
+MANY_CLIENTS = {"partition.clients": 100, "train.participation": 0.1, "recover.participation": 0.1}
+"""What is otherwise with a hundred clients, of whom ten take part in a round."""
 
 
 @dataclass(frozen=True)
@@ -287,17 +302,6 @@ def _kept(manifest: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration as keys of a job: ``train.rounds``; a section of options stays one value."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and key != "sweep":
-            found |= {f"{key}.{inner}": v for inner, v in value.items()}
-        else:
-            found[key] = value
-    return found
-
-
 def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
     """Return the keys in which flat configurations differ, in the order of the jobs."""
     keys = dict.fromkeys(key for config in configs for key in config)
@@ -344,9 +348,12 @@ def _apart(keys: Sequence[str], config: dict[str, Any]) -> str:
 
 
 def _other_scale(config: dict[str, Any]) -> str:
-    known = flat(config)
-    other = [key for key, value in PAPER_SCALE.items() if key in known and known[key] != value]
-    return ", ".join(f"{key} = {value_text(known[key])}" for key in other)
+    known, swept = flat(config), config.get("sweep") or {}
+    scale = PAPER_SCALE | (MANY_CLIENTS if known.get("partition.clients") == MANY_CLIENTS["partition.clients"] else {})
+    other = [key for key, value in scale.items() if key in known and key not in swept and known[key] != value]
+    if known.get("relearn.rounds") == 0:  # nothing is relearned, at whatever size
+        other = [key for key in other if not key.startswith("relearn.")]
+    return _apart(other, known)
 
 
 def _frame(table: str, parts: list[pa.Table], known: dict[str, "_Known"]) -> pd.DataFrame:

@@ -21,6 +21,9 @@ from qdsim.store.storage import StoragePath
 TITLE = "qdsim report"
 SHOWN = 0.8
 """Of a picture's own size: sharp, all in one size of letters, and the widest fits the page."""
+IN_PYTHON = "(given in Python)"
+"""As a manifest names a job that is no file."""
+NOTHING = "nothing"
 COMPARED_OPENLY = 4
 """Runs up to which the comparison is unfolded."""
 
@@ -99,12 +102,23 @@ def _runs(results: Results, chosen: list[str]) -> list[dict[str, Any]]:
         manifest = results.manifests[run["run_id"]]
         origin, config = manifest.get("origin") or {}, manifest.get("config") or {}
         profile = [f"profile {origin['profile']}"] if origin.get("profile") else []
-        run["changed"] = [*profile, *(printable(str(text)) for text in origin.get("set") or [])]
+        changed = origin.get("changed", origin.get("set")) or []
+        run["changed"] = [*profile, *(printable(str(text)) for text in changed)]
+        run["unchanged"] = _unchanged(origin)
         run["apart"] = apart[run["run_id"]]
         run["seeds"] = len(config.get("seeds") or [])
         run["chosen"] = run["run_id"] in chosen
         run["state"] = run["state"] if run["sound"] or run["state"] != "done" else "done, not whole"
     return [{str(key): value for key, value in run.items()} for run in found]
+
+
+def _unchanged(origin: dict[str, Any]) -> str:
+    """Return what is said of a run's job where nothing is known to be changed in it."""
+    if origin.get("job") == IN_PYTHON and not origin.get("changed"):
+        return "given in Python"
+    if "changed" not in origin:  # of a version that kept no more than the options
+        return "nothing by option"
+    return NOTHING if origin["changed"] is not None else "own job file"
 
 
 def _section(section: Section) -> dict[str, Any]:

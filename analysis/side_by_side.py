@@ -7,8 +7,9 @@ from typing import Any
 import pandas as pd
 
 from analysis import by_method, style, verdict
-from analysis.load import Results, differing, flat, value_text
+from analysis.load import Results, differing, value_text
 from analysis.outputs import text
+from qdsim.store.run_directory import flat
 
 NO_SETTINGS = {"about", "name"}
 NO_RUN = "–"

@@ -17,18 +17,25 @@ An error's message is one line: what happened with numbers, the likely cause, th
 All of them are built from plain arguments, so they survive pickling between processes.
 """
 
+import json
+import re
 from collections.abc import Mapping
 from datetime import date, time
+
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def as_toml(value: object) -> str:
     """Return a value as a job file may have it, on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {as_toml(inner)}" for key, inner in value.items()) + "}"
+        names = {key: key if BARE_KEY.fullmatch(str(key)) else json.dumps(str(key)) for key in value}
+        return "{" + ", ".join(f"{names[key]} = {as_toml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(as_toml, value)) + "]"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):  # a literal string, in which a backslash stands for itself, where it can be one
+        return f"'{value}'" if value.isprintable() and "'" not in value else json.dumps(value)
     return value.isoformat() if isinstance(value, date | time) else repr(value)
 
 

@@ -1,6 +1,7 @@
 """Errors name what is wrong and travel between processes."""
 
 import pickle
+import tomllib
 
 import pytest
 
@@ -17,6 +18,7 @@ from qdsim.errors import (
     QdsimError,
     StorageFailed,
     UnusableGpu,
+    as_toml,
 )
 
 EXAMPLES = [
@@ -91,3 +93,10 @@ def test_every_error_class_has_an_example_here():
         return {cls}.union(*(below(sub) for sub in cls.__subclasses__()))
 
     assert below(QdsimError) == {type(error) for error, _, _ in EXAMPLES}
+
+
+def test_a_value_is_written_as_toml_reads_it():
+    """Keys with dots in quotes, a backslash, both kinds of quotes, a line break, nested lists and tables."""
+    value = {"sweep": {"train.lr": [0.1, 2]}, "a-b": "C:\\new", "c": ["it's", 'a "b"', "\n\x7f"], "d": {"e": True}}
+    assert tomllib.loads(f"value = {as_toml(value)}")["value"] == value
+    assert as_toml(value["sweep"]) == '{"train.lr" = [0.1, 2]}'

@@ -82,17 +82,24 @@ class Display:
             self._cell.show(self._head() if error is None else self._render())
             self._cell = None
 
-    def begin(self, plan: Plan, run_dir: StoragePath) -> None:
-        """Say what is about to run, and where its results go."""
+    def begin(self, plan: Plan, run_dir: StoragePath) -> list[str]:
+        """Say what is about to run, and where its results go; return what was said."""
         job = plan.job
         samples = int(plan.points[0].federations[0].partition.counts.sum())
         swept = f"{len(plan.points)} cells of {', '.join(job.sweep)}, " if job.sweep else ""
         self._tasks = [who(t.point.label, t.federation.seed, t.method, t.request.label) for t in plan.tasks()]
-        self._print(
+        about = (
             f"{job.name}: {job.data.dataset}, {job.partition.clients} clients, {samples:,} samples, {swept}"
             f"seeds {list(job.seeds)}, methods {', '.join(job.methods)}"
         )
-        self._print(f"results in {run_dir}")
+        self._print(about)
+        return [about, self.say_where(run_dir)]
+
+    def say_where(self, run_dir: StoragePath) -> str:
+        """Say where results are; return what was said."""
+        where = f"results in {run_dir}"  # which cluster/slurm.sbatch reads
+        self._print(where)
+        return where
 
     def emit(self, event: Event) -> None:
         """Take an event in; print a line for a finished round and task (in a terminal: for a finished phase)."""
@@ -129,8 +136,7 @@ class Display:
         if event.task < 0:
             self._line(now_s, f"{who(event.cell, event.seed, event.method, '')} {event.phase}: done before, reused")
             return
-        without = "done before" if event.phase else "nothing left to train on"
-        self._ended[event.task] = percent_scores(event.row) if event.row else without
+        self._ended[event.task] = outcome(event)
         if self._live is None and self._cell is None:
             said = f"{len(self._ended)}/{len(self._tasks)} done, {self._tasks[event.task]}: {self._ended[event.task]}"
             self._line(now_s, said)
@@ -229,6 +235,13 @@ def place(event: Progress) -> str:
     return f"{named} {event.phase}" + (f" {event.round_number}/{event.rounds}" if event.rounds else "")
 
 
+def outcome(event: Progress) -> str:
+    """Return what became of a task that is done, and from where it was taken if it was not computed."""
+    without = "done before" if event.phase else "nothing left to train on"
+    scores = percent_scores(event.row) if event.row else without
+    return f"{scores}, reused from {event.reused_from}" if event.reused_from else scores
+
+
 def percent_scores(row: Mapping[str, Any]) -> str:
     """Return a round's accuracies."""
     parts = [f"test {row['test_accuracy']:.1%}"]
@@ -254,12 +267,16 @@ def time_left(low_s: float, high_s: float) -> str:
     return f"{duration(low_s)} to {duration(high_s)} left"
 
 
+def wide(console: Console, width: int = RESULT_WIDTH) -> Console:
+    """Return a console that prints tables whole where there is no terminal: nobody sets a width there."""
+    return console if console.is_terminal else Console(width=width, file=console.file)
+
+
 def print_result(console: Console, run_dir: StoragePath) -> None:
     """Print the result table of a run with what must be said under it."""
     from qdsim.store import summary  # pandas is not needed before the end
 
-    if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
-        console = Console(width=RESULT_WIDTH, file=console.file)
+    console = wide(console)
     summary.check_whole(run_dir)
     titles = summary.method_titles(run_dir)
     table = summary.stage_table(run_dir)
@@ -271,7 +288,7 @@ def print_result(console: Console, run_dir: StoragePath) -> None:
             console.print(_result_table(title, stages, titles, several))
     attacks = summary.membership_table(run_dir)
     for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
-        console.print(_membership_table(f"{request}  {cell}".rstrip(), rows, titles))
+        console.print(_membership_table(f"{request}  {cell}".rstrip(), [rows], titles))
     for note in summary.notes(run_dir):
         console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
     console.print(f"tables: {run_dir / 'tables'}", highlight=False, soft_wrap=True, markup=False)
@@ -282,8 +299,7 @@ def print_comparison(console: Console, found: Comparison) -> None:
     """Print several runs beside each other: which they are, in what their settings differ, their results."""
     from qdsim.store import summary
 
-    if not console.is_terminal:
-        console = Console(width=RESULT_WIDTH, file=console.file)
+    console = wide(console)
     for letter, run_dir in found.runs.items():
         console.print(f"{letter}  {run_dir}", highlight=False, soft_wrap=True, markup=False)
     if found.settings:
@@ -310,6 +326,10 @@ def print_comparison(console: Console, found: Comparison) -> None:
             for row in stage.to_dict("records"):
                 table.add_row(row["run"], *_result_cells(row, titles, several), str(row["n"]))
         console.print(table)
+    attacks = found.membership
+    for (cell, request), rows in attacks.groupby(["cell", "request"], sort=False) if len(attacks) else ():
+        alike = [own for _, own in rows.groupby(["attack", "method"], sort=False)]  # each measured in run after run
+        console.print(_membership_table(f"{request}  {cell}".rstrip(), alike, titles))
     for letter, run_dir in found.runs.items():
         for note in summary.notes(run_dir):
             console.print(f"note on {letter}: {note}", highlight=False, soft_wrap=True, markup=False)
@@ -373,17 +393,19 @@ def _said(text: object) -> str:
     return escape(printable(str(text)))
 
 
-def _membership_table(request: str, rows: pd.DataFrame, titles: dict[str, str]) -> Table:
-    """How often an attack takes samples for members; Retrain-Or's rate is the aim."""
+def _membership_table(request: str, groups: list[pd.DataFrame], titles: dict[str, str]) -> Table:
+    """How often an attack takes samples for members; Retrain-Or's rate is the aim. Of several runs each is named."""
+    named = ["run"] if "run" in groups[0] else []
     title = _said(f"membership inference, forget {request}")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("attack", "method"):
+    for name in (*named, "attack", "method"):
         table.add_column(name, no_wrap=True)
     for name in ("F-Set rate", "to Retrain-Or", "F-Set AUC", "TPR at 1% FPR", "R-Set rate", "R-Set AUC"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows.to_dict("records"):
+    for row in (row for rows in groups for row in rows.to_dict("records")):
         gap = row["forget_gap"]
         table.add_row(
+            *(row[name] for name in named),
             _said(row["attack"]),
             _said(titles.get(row["method"], row["method"])),
             f"{row['member_rate_forget']:.1%}",

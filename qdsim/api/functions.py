@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import warnings
@@ -23,7 +24,7 @@ from qdsim.api import report as reports
 from qdsim.api.display import Display
 from qdsim.api.log import RunLog
 from qdsim.api.run import Run
-from qdsim.errors import BadInput, Interrupted
+from qdsim.errors import BadInput, Interrupted, as_toml
 from qdsim.experiment import config, job_files
 from qdsim.experiment.config import Job, Overrides
 from qdsim.experiment.progress import Event, Notice
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 ENGINES = ("ray", "inline")
 IN_PYTHON = "(given in Python)"
 """Where a job came from that is no file."""
+NO_CHANGE = ("about", "data.root", "data.download")
+"""Keys in which a job may differ from the one of its name, and be the same experiment."""
+WORD = re.compile(r"(?!(?:true|false|nan|inf)$)[A-Za-z][A-Za-z0-9_./:-]*")
+"""A text that --set takes as it is, without quotes."""
 JobLike = str | Path | Mapping[str, Any] | Job
 
 
@@ -66,7 +71,7 @@ def run(
     """
     loaded = job_of(job, set=set, profile=profile)
     named = str(job) if isinstance(job, str | Path) else IN_PYTHON
-    origin = {"job": named, "profile": profile, "set": as_texts(set)}
+    origin = {"job": named, "profile": profile, "set": as_texts(set), "changed": _changed(loaded, profile)}
     return _launched(
         loaded,
         storage.folder(str(out)),
@@ -117,7 +122,7 @@ def load(run: str | StoragePath | Run) -> Run:
 def report(runs: str | StoragePath | Run | Iterable[str | StoragePath | Run], *, out: str | Path = "report") -> Path:
     """Make every table and figure that runs cover, and one HTML page of them; return the page.
 
-    ``runs`` are runs, run directories, or folders that hold them; they may be going on.
+    ``runs`` are runs, run directories, ``latest``, or folders that hold them; they may be going on.
     """
     given = [runs] if isinstance(runs, str | StoragePath | Run) else list(runs)
     paths = [run.path if isinstance(run, Run) else run for run in given]
@@ -144,6 +149,8 @@ def plan(
     """
     loaded = job_of(job, set=set, profile=profile)
     gpus = 1 if gpu and gpus is None else gpus
+    if gpu and not gpus:
+        raise BadInput("--gpus", gpus, f"--gpu {gpu} names what a machine has one or more of: leave one of them out")
     if gpus is None and (gpu_memory or cpus or memory):
         raise BadInput(
             "--gpus", None, "--gpu-memory, --cpus and --memory describe a machine with so many GPUs: give it"
@@ -151,13 +158,13 @@ def plan(
     if gpus is not None and address is not None:
         raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
     from qdsim.api.plan_report import JobPlan
-    from qdsim.planning import estimate, planner
+    from qdsim.planning import planner
 
     where = address or os.environ.get("RAY_ADDRESS")
     if gpus is not None:
         machines = planner.imagined(gpus, gpu_memory, cpus, memory, gpu)
         assumed = partial(planner.assumed, model=machines.model)
-        report = planner.plan_job(loaded, machines, assumed, planner.ASSUMED if gpus else estimate.MEASURED)
+        report = planner.plan_job(loaded, machines, assumed, planner.ASSUMED)
     elif where:
         report = launch.plan_on_cluster(loaded, where)
     else:
@@ -197,6 +204,7 @@ def _launched(
         with Display(Console(quiet=not progress)) as screen:
 
             def warn(text: str) -> None:
+                log.take(Notice(text))
                 if progress:
                     screen.emit(Notice(text))
                 else:
@@ -207,7 +215,8 @@ def _launched(
             def begin(plan: Plan, run_dir: StoragePath) -> None:
                 began.append(run_dir)
                 log.begin(run_dir, f"qdsim {__version__} begins, engine {engine}")
-                screen.begin(plan, run_dir)
+                for line in screen.begin(plan, run_dir):
+                    log.say(line)
                 follower.begin(run_dir)
 
             def emit(event: Event) -> None:
@@ -228,8 +237,11 @@ def _launched(
                     faults=faults,
                     trained_in=trained_in,
                 )
+            if not began:  # it was done before
+                screen.say_where(run_dir)
     except Interrupted as stop:
-        stop.resume = _how_to_resume(began, engine, address)
+        known = [resume] if not isinstance(resume, bool) else began
+        stop.resume = _how_to_resume(known, engine, address)
         log.end(f"interrupted by signal {stop.signum}; {stop.resume} continues")
         try:
             signal.raise_signal(stop.signum)  # by now to whom it belongs: in a notebook it is a KeyboardInterrupt
@@ -262,18 +274,23 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _changed(job: Job, profile: str | None) -> list[str] | None:
+    """Return in what a job differs from the one of its name that comes with qdsim, with the profile on both.
+
+    None where there is no such job.
+    """
+    file = job_files.shipped().get(job.name)
+    if file is None:
+        return None
+    jobs = config.load(file, profile=profile), job
+    before, now = (run_directory.flat(json.loads(json.dumps(each.model_dump()))) for each in jobs)
+    keys = [key for key in dict.fromkeys([*now, *before]) if key not in NO_CHANGE and now.get(key) != before.get(key)]
+    return [f"{key} left out" if now.get(key) is None else f"{key} = {as_toml(now[key])}" for key in keys]
+
+
 def as_texts(overrides: Overrides | None) -> list[str]:
     """Return overrides as they would be typed, for the manifest."""
     if not isinstance(overrides, Mapping):
         return list(overrides or [])
-    return [f"{key}={_as_toml(_plain(value))}" for key, value in overrides.items()]
-
-
-def _as_toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_as_toml(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_as_toml, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else str(value)
+    plain = {key: _plain(value) for key, value in overrides.items()}
+    return [f"{key}={v if isinstance(v, str) and WORD.fullmatch(v) else as_toml(v)}" for key, v in plain.items()]

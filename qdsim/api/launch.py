@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdsim import __version__
 from qdsim.data import datasets
-from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError
+from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, as_toml
 from qdsim.experiment.config import Job, in_todays_words, validate
 from qdsim.experiment.progress import Event, Notice, Progress, Step
 from qdsim.federation import attacks
@@ -272,12 +272,12 @@ def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: StoragePat
         why = f"the configuration in its manifest.json is not the one it began with; {run_directory.START_ANEW}"
         raise BadInput("--resume", str(run_dir), why)
     # a key that the run's version knew nothing of had its default
-    defaults = _flat(json.loads(json.dumps(validate({"name": job.name}).model_dump())))
-    flat_now, flat_before = _flat(now), defaults | _flat(in_todays_words(before))
+    defaults = run_directory.flat(json.loads(json.dumps(validate({"name": job.name}).model_dump())))
+    flat_now, flat_before = run_directory.flat(now), defaults | run_directory.flat(in_todays_words(before))
     differing = [k for k in sorted(flat_now | flat_before) if flat_now.get(k) != flat_before.get(k)]
     differing = [k for k in differing if not k.startswith("cluster.")]
     if differing:
-        said = ", ".join(f"{k} (then {flat_before.get(k)!r}, now {flat_now.get(k)!r})" for k in differing)
+        said = ", ".join(f"{k} (then {as_toml(flat_before.get(k))}, now {as_toml(flat_now.get(k))})" for k in differing)
         raise BadInput(
             "--resume", str(run_dir), f"it has other settings: {said}; run without --resume to start a new run"
         )
@@ -285,14 +285,6 @@ def _check_same_settings(job: Job, manifest: dict[str, Any], run_dir: StoragePat
 
 def _config_sha256(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    found = {}
-    for key, value in config.items():
-        section = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-        found.update(section)
-    return found
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from qdsim.api.display import percent_scores, place, who
+from qdsim.api.display import outcome, percent_scores, place, who
 from qdsim.errors import QdsimError
 from qdsim.experiment.progress import Event, Notice, Step
 from qdsim.store import storage
@@ -42,7 +42,7 @@ class RunLog:
                 self.say(str(event))
         elif event.finished:
             whose = who(event.cell, event.seed, event.method, event.request)
-            self.say(f"{whose} done: {percent_scores(event.row)}" if event.row else f"{place(event)}: done before")
+            self.say(f"{whose} done: {outcome(event)}" if event.row else f"{place(event)}: done before")
         elif event.row is not None:
             self.say(f"{place(event)}: {percent_scores(event.row)}, {event.row['wall_s']:.1f} s")
 

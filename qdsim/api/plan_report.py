@@ -107,7 +107,8 @@ def print_plan_report(console: Console, found: PlanReport, *, assumed: bool) -> 
 def _basis(found: PlanReport, *, assumed: bool) -> str:
     """Say what the times rest on."""
     if not assumed:
-        return "measured: a few steps of one client; runs were within 30 % of their plans"
+        known = "" if found.layout.gpus else "; runs on cores were within 30 % of their plans"
+        return f"measured: a few steps of one client{known}"
     model = found.machines.model
     if model is None:
         low, high = (ASSUMED_FLOPS / factor / 1e12 for factor in reversed(found.within.costs))

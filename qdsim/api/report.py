@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdsim.errors import BadInput
+from qdsim.store import run_directory
 from qdsim.store.storage import StoragePath
 
 if TYPE_CHECKING:
@@ -25,11 +26,13 @@ def write(
     most_workers: int | None = None,
     tell: Callable[[str], None] = lambda title: None,
 ) -> Written:
-    """Write the report; on ``most_workers`` processes, by default as many as pay."""
+    """Write the report; on ``most_workers`` processes, by default as many as pay. ``latest`` is the newest run."""
+    given = [runs] if isinstance(runs, str | StoragePath) else list(runs)
+    paths = [run_directory.find_run(run) if isinstance(run, str) else run for run in given]
     with _analysis_of_this_installation():
         from analysis import page, report
 
-        return page.write(runs, out, most_workers=most_workers or report.MOST_WORKERS, tell=tell)
+        return page.write(paths, out, most_workers=most_workers or report.MOST_WORKERS, tell=tell)
 
 
 @contextmanager

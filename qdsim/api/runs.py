@@ -90,6 +90,8 @@ class Comparison:
     """Keys in which they differ, each with the value that every run has."""
     stages: pd.DataFrame
     """Their result tables one after the other, with a column ``run``."""
+    membership: pd.DataFrame
+    """What attacks found, likewise; empty where no job asked for one."""
 
 
 def compared(run_dirs: Sequence[StoragePath]) -> Comparison:
@@ -101,26 +103,27 @@ def compared(run_dirs: Sequence[StoragePath]) -> Comparison:
     if len(run_dirs) > MOST_RUNS:
         raise BadInput("RUN", len(run_dirs), f"at most {MOST_RUNS} runs are shown beside each other")
     runs = dict(zip(ascii_uppercase, run_dirs, strict=False))
-    tables, settings = [], {}
+    tables: dict[str, list[pd.DataFrame]] = {"stages": [], "membership": []}
+    settings = {}
     for letter, run_dir in runs.items():
         summary.check_whole(run_dir)
-        tables.append(summary.stage_table(run_dir).assign(run=letter))
+        tables["stages"].append(summary.stage_table(run_dir).assign(run=letter))
+        tables["membership"].append(summary.membership_table(run_dir).assign(run=letter))
         settings[letter] = _settings(run_directory.read_manifest(run_dir))
     keys = dict.fromkeys(key for own in settings.values() for key in own)
     beside = {key: {letter: own.get(key, "-") for letter, own in settings.items()} for key in keys}
     differing = {key: values for key, values in beside.items() if len(set(values.values())) > 1}
-    filled = [table for table in tables if len(table)]
-    return Comparison(runs, differing, pd.concat(filled, ignore_index=True) if filled else pd.DataFrame())
+    joined = {}
+    for name, own in tables.items():
+        filled = [table for table in own if len(table)]
+        joined[name] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
+    return Comparison(runs, differing, joined["stages"], joined["membership"])
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the keys of a run's job with their values as TOML, and which qdsim ran it on what."""
-    found: dict[str, str] = {}
-    for key, value in (manifest.get("config") or {}).items():
-        inner = (
-            {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) and key != "sweep" else {key: value}
-        )
-        found |= {name: "-" if kept is None else as_toml(kept) for name, kept in inner.items()}
+    config = run_directory.flat(manifest.get("config") or {})
+    found = {key: "-" if value is None else as_toml(value) for key, value in config.items()}
     versions, hardware = manifest.get("versions") or {}, manifest.get("hardware") or {}
     return found | {
         "(engine)": str(manifest.get("engine", "-")),

@@ -1,14 +1,11 @@
 """The commands: ``qdsim --help``. The only file that reads arguments, prints errors or exits."""
 
-import codecs
 import os
 import shlex
 import signal
 import sys
 import tomllib
 import traceback
-import unicodedata
-from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal, NoReturn
@@ -20,7 +17,7 @@ from rich.text import Text
 
 from qdsim import __version__
 from qdsim.errors import BadInput, CannotPlace, ClusterLost, Interrupted, QdsimError
-from qdsim.store import run_directory, storage
+from qdsim.store import letters, run_directory, storage
 
 app = typer.Typer(
     help="Simulate federated unlearning with QuickDrop on Ray.",
@@ -288,21 +285,18 @@ def list_runs(
     debug: DEBUG = False,
 ) -> None:
     """List the runs in a folder, newest first: state, job, date, and F-Set/R-Set of each method after recovery."""
-    from qdsim.api import runs
+    from qdsim.api import display, runs
 
     lines = runs.listed(storage.folder(folder))
     if not lines:
         raise BadInput("DIR", folder, "no run there")
-    console = Console()
-    if not console.is_terminal:  # nobody sets a width there, so nothing should be cut off
-        console = Console(width=PIPE_WIDTH)
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "job", "started (UTC)", "result"):
         table.add_column(column, overflow="fold", no_wrap=column == "started (UTC)")
     for line in lines:
         cells = (line.path.name, line.state, line.job, line.started_at, line.result)
         table.add_row(*(Text(run_directory.printable(cell)) for cell in cells))
-    console.print(table)
+    display.wide(Console(), PIPE_WIDTH).print(table)
 
 
 @app.command()
@@ -326,15 +320,19 @@ def keys(
     debug: DEBUG = False,
 ) -> None:
     """List the keys of a job: type and range, default, meaning."""
+    from qdsim.api import display
     from qdsim.experiment import keys as schema
 
     table = Table(box=None, pad_edge=False)
     for column in ("key", "type", "default", "meaning"):
         table.add_column(column, overflow="fold", no_wrap=column == "key")
-    for key in schema.keys_of(section):
+    found = schema.keys_of(section)
+    if not found:
+        say(f"{section} has no settings of its own")
+        return
+    for key in found:
         table.add_row(*(Text(text) for text in (key.name, key.kind, key.default, key.meaning)))
-    console = Console()
-    (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
+    display.wide(Console(), PIPE_WIDTH).print(table)
 
 
 @app.command()
@@ -359,7 +357,9 @@ def export(
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUNS...", help="Run directories, or folders that hold them; paths or URIs."),
+        typer.Argument(
+            metavar="RUNS...", help="Run directories, folders that hold them, or latest: the newest in runs."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Where to write; files of the same name are replaced.")] = Path("report"),
     debug: DEBUG = False,
@@ -383,7 +383,8 @@ def bench(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the Parquet files go.")] = Path("bench"),
     flower: Annotated[
-        str | None, typer.Option(metavar="PYTHON", help="Of an environment with flwr[simulation] and torch.")
+        str | None,
+        typer.Option(metavar="PYTHON", help="Of an environment with torch, and flwr with its extra simulation."),
     ] = None,
     svhn: Annotated[str | None, typer.Option(metavar="DIR", help="Where SVHN's .mat files lie, for memory.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each thing is measured.")] = 3,
@@ -513,38 +514,13 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-PLAIN = {
-    **{"±": "+-", "×": "x", "…": "...", "−": "-", "–": "-", "→": "->", "≥": ">=", "≤": "<=", "§": "Sec. "},
-    **{"α": "alpha", "η": "eta", "θ": "theta", "μ": "mu", "ς": "sigma", "σ": "sigma", "Δ": "Delta"},
-}
-"""What stands for letters that a terminal's encoding has not."""
-
-
-def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """Return what is printed instead of letters that cannot be: alike, or their numbers."""
-    assert isinstance(error, UnicodeEncodeError)
-    found = ""
-    for letter in error.object[error.start : error.end]:
-        alike = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
-        found += PLAIN.get(letter) or alike or letter.encode("ascii", "backslashreplace").decode()
-    return found, error.end
-
-
-def _print_whatever_the_encoding() -> None:
-    """Have nothing fail for a letter that the encoding of the output has not (LANG=C, PYTHONIOENCODING=ascii)."""
-    codecs.register_error("qdsim", _plainly)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="qdsim")
-
-
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise Interrupted(signum)
 
 
 def main() -> None:
     """Run the command line; every error ends in one line of cause and its exit code."""
-    _print_whatever_the_encoding()
+    letters.print_whatever_the_encoding()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP:  # which nohup has ignored
             signal.signal(signum, _interrupt)

@@ -74,7 +74,7 @@ def _screen(found: Status, run_dir: StoragePath) -> RenderableType:
     lines: list[RenderableType] = [Text.assemble(f"{found.run_id}  ", (found.state, colour), f"  {found.error}")]
     now = found.progress
     if now.get("phase"):
-        lines.append(_bars(now))
+        lines.append(_bars(now, goes_on=found.state == "running"))
         lines.append(Text(_place(now)))
     elif found.state == "running":
         doing = f"; {now['doing']}" if now.get("doing") else ""
@@ -89,11 +89,11 @@ def _screen(found: Status, run_dir: StoragePath) -> RenderableType:
     return Group(*lines)
 
 
-def _bars(now: dict[str, Any]) -> Table:
+def _bars(now: dict[str, Any], *, goes_on: bool) -> Table:
     bars = Table.grid(padding=(0, 1))
     share, clients, done = now.get("share_done") or 0.0, now.get("clients") or 0, now.get("clients_done") or 0
     low_s, high_s = now.get("left_low_s"), now.get("left_high_s")
-    ahead = f", {time_left(low_s, high_s)}" if low_s is not None and high_s is not None else ""
+    ahead = f", {time_left(low_s, high_s)}" if goes_on and low_s is not None and high_s is not None else ""
     bars.add_row("run", ProgressBar(total=1.0, completed=share, width=40), f"{share:.0%}{ahead}")
     bars.add_row(
         "round", ProgressBar(total=max(clients, 1), completed=done, width=40), f"{done}/{clients} clients done"

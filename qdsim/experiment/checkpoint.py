@@ -167,7 +167,9 @@ class Checkpoint:
             content = json.loads(self._served_file(key).read_text(encoding="utf-8"))
             if (content.pop("run_id"), content.pop("key")) != (self._owner.run_id, key):
                 return None
-            return PhaseKey(**content)
+            found = PhaseKey(**content)
+            hash(found)  # fails for what no key is made of, such as a list
+            return found
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 

@@ -219,7 +219,7 @@ class Job(Section):
                 if error.key not in point:
                     raise
                 raise BadInput(f'sweep."{error.key}"', error.value, error.allowed) from None
-            found.append((",".join(f"{k}={_as_toml(v)}" for k, v in point.items()), job))
+            found.append((",".join(f"{k}={_in_label(v)}" for k, v in point.items()), job))
         return found
 
     @property
@@ -355,7 +355,8 @@ def check_sweep(job: Job) -> None:
     job.sweep_points()
 
 
-def _as_toml(value: Any) -> str:
+def _in_label(value: Any) -> str:
+    """Return a value as the name of a sweep's point has it, which tables keep."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -416,10 +417,13 @@ def _as_bad_input(problems: list[ErrorDetails], within: str = "", declared: type
         return BadInput(key, None, "is missing; a request is {kind = 'class', target = 9}, or with kind = 'client'")
     if problem["type"] == "value_error":  # of a check of ours
         return BadInput(key, problem["input"], problem["msg"].removeprefix("Value error, "))
-    if problem["input"] in ABSENT:
-        return BadInput(key, problem["input"], "TOML has no such value: leave the key out, and it has its default")
+    if location[0] == "sweep" and len(location) == 2 and problem["input"] and isinstance(problem["input"], dict):
+        quoted = [f'sweep."{location[1]}.{name}" = {as_toml(v)}' for name, v in problem["input"].items()]
+        return BadInput(key, problem["input"], f"a swept key stands in quotes, since it has a dot: {', '.join(quoted)}")
     # the union of a number and a word yields one complaint for each
     alike = [other for other in problems if _location(other, within) == location]
+    if problem["input"] in ABSENT and not any(other["type"] == "literal_error" for other in alike):
+        return BadInput(key, problem["input"], "TOML has no such value: leave the key out, and it has its default")
     wanted = list(dict.fromkeys(_wanted(other, location) for other in alike))
     return BadInput(key, problem["input"], f"must be {' or '.join(wanted)}")
 

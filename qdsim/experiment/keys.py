@@ -1,6 +1,7 @@
 """The keys of a job as people look them up: type and range, default, meaning, all from where each is declared."""
 
 import ast
+import difflib
 import inspect
 import textwrap
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -38,17 +39,25 @@ class Key:
 
 
 def keys_of(section: str | None = None) -> list[Key]:
-    """Return the keys of a section, of a method from outside (``package.module:NAME``), or all; or a single key."""
+    """Return the keys of a section, of a method from outside (``package.module:NAME``), or all; or a single key.
+
+    Nothing of a method that has no settings.
+    """
     if section is not None and plugins.is_reference(section):
         found = methods.find(section)
         return [] if found.settings is None else _declared(found.settings, f"{found.name}.")
+    if section in methods.METHODS and methods.METHODS[section].settings is None:
+        return []
     every = [*_of_job(), *_declared(Request, "requests[0].")]
     for name, kind in sections().items():
         every += _declared(kind, f"{name}.")
     wanted = [key for key in every if section is None or key.name == section or _section(key) == section]
     if not wanted:
-        allowed = [*dict.fromkeys(_section(key) for key in every), "a method's package.module:NAME"]
-        raise BadInput("SECTION", section, f"no section or key of a job; there are {', '.join(allowed)}")
+        known = [*dict.fromkeys(_section(key) for key in every)]
+        close = difflib.get_close_matches(str(section), [*known, *(key.name for key in every)], n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        allowed = ", ".join([*known, "a method's package.module:NAME"])
+        raise BadInput("SECTION", section, f"no section or key of a job; {hint}there are {allowed}")
     return wanted
 
 

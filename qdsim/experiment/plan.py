@@ -1,6 +1,7 @@
 """From a job and its data to what will be run; whatever only the data can refuse is refused here."""
 
 import inspect
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -159,13 +160,16 @@ class Plan:
 
     def tasks(self) -> list[Task]:
         """Return every method and request of every federation, in the order they are worked through."""
-        found = [
-            (point, federation, method, request)
-            for point, federation in self.federations()
-            for method in point.job.methods_by_name
-            for request in federation.requests
-        ]
-        return [Task(*each, index=index) for index, each in enumerate(found)]
+        return [task for _, own in self.trainings() for task in own]
+
+    def trainings(self) -> Iterator[tuple[Task, list[Task]]]:
+        """Yield each federation's training with the tasks that begin from it, in the order they are worked through."""
+        index = 0
+        for point, federation in self.federations():
+            pairs = itertools.product(point.job.methods_by_name, federation.requests)
+            own = [Task(point, federation, *pair, index=n) for n, pair in enumerate(pairs, index)]
+            index += len(own)
+            yield training_task(point, federation), own
 
 
 def training_task(point: SweepPoint, federation: FederationPlan) -> Task:

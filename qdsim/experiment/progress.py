@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -80,6 +81,8 @@ class Progress:
     """The task is done, or the training was found ready."""
     left: Left | None = None
     """How long the rest takes; None where nothing is known yet."""
+    reused_from: str = ""
+    """With ``finished``: the cell of the sweep whose result this one's is, and that computed it."""
 
     @property
     def whose(self) -> tuple[Any, ...]:
@@ -115,6 +118,11 @@ class Load:
         """All of it as one number, before anything is measured."""
         return self.rounds * (self.plain + MATCHED_COST * self.matched) + self.after
 
+    @property
+    def size(self) -> tuple[str, float, float, int]:
+        """What a round's duration depends on."""
+        return self.kind, self.plain, self.matched, self.clients
+
     def is_like(self, other: Load) -> bool:
         """Tell whether a round of the other takes about the same time."""
         pairs = ((self.plain, other.plain), (self.matched, other.matched), (self.clients, other.clients))
@@ -133,9 +141,16 @@ class Pace:
         self._clock = clock
         self._ahead = dict(loads)
         """Phases that are not over."""
-        self._total = max(sum(load.work for load in loads.values()), 1.0)
-        self._known: list[tuple[Load, float]] = []
-        """Phases that are over, with the seconds of a round."""
+        self._work = sum(load.work for load in loads.values())
+        """Of the phases that are not over."""
+        self._total = max(self._work, 1.0)
+        self._known: dict[tuple[str, float, float, int], tuple[Load, float]] = {}
+        """Phases that are over, with the seconds of a round; of those of one size the last."""
+        self._alike: dict[tuple[str, float, float, int], float | None] = {}
+        """For sizes that were asked for: the seconds of a round of the last phase that was like it."""
+        self._to_come: Span | None = None
+        """What the phases take that have not begun, until something new is known of them."""
+        self._is_summed = False
         self._prices = _Prices()
         self._now: Any = None
         self._done = 0.0
@@ -148,7 +163,7 @@ class Pace:
     @property
     def share_done(self) -> float:
         """Of the work that the plan expects."""
-        left = sum(load.work for load in self._ahead.values())
+        left = self._work
         load: Load | None = self._ahead.get(self._now)
         if load is not None:
             left -= load.work * min(1.0, self._done / max(load.rounds, 1))
@@ -157,8 +172,11 @@ class Pace:
 
     def begin(self, key: Any, load: Load, rounds_done: int = 0) -> None:
         """Hear that a phase begins; after a resume some of its rounds are done."""
+        planned = self._ahead.get(key)
+        self._work += load.work - (planned.work if planned is not None else 0.0)
         self._ahead[key] = load
         self._now, self._done, self._share, self._marks = key, rounds_done, 0.0, [self._clock()]
+        self._is_summed = False
 
     def clients(self, done: int, expected: int) -> None:
         """Hear how many clients of a round have finished."""
@@ -177,22 +195,53 @@ class Pace:
         self._prices.learn(load, compute_s - matching_s, matching_s, (1 - saving) * busy_s, beside_s)
         if load.saves:
             self._prices.saving_s = saving * busy_s / max(load.clients, 1)
+        self._is_summed = False
 
     def end(self, key: Any) -> None:
         """Hear that a phase is over, or that it need not run."""
         load = self._ahead.pop(key, None)
         if key == self._now:
             if load is not None and len(self._marks) > 1:
-                self._known.append((load, self._round_s()))
+                self._learn(load, self._round_s())
             self._now = None
+        if load is not None:
+            self._work = self._work - load.work if self._ahead else 0.0
+            self._is_summed = False
 
     def left(self) -> Left | None:
         """Guess the time left; None where nothing is known yet."""
-        ends = [self._left_now(), *(self._left_in(load) for key, load in self._ahead.items() if key != self._now)]
-        known = [end for end in ends if end is not None]
-        if not self._prices.rounds and (len(known) < len(ends) or self._now is None):
+        if not self._prices.rounds and self._now is None:
             return None
-        return Left(*(sum(end[i] for end in known) for i in range(3)))
+        now, to_come = self._left_now(), self._left_to_come()
+        if now is None or to_come is None:
+            return None
+        return Left(*(a + b for a, b in zip(now, to_come, strict=True)))
+
+    def _left_to_come(self) -> Span | None:
+        """Return what the phases take that have not begun; worked out once a round, and not for every client."""
+        if not self._is_summed:
+            loads = Counter(load for key, load in self._ahead.items() if key != self._now)
+            ends = [(count, self._left_in(load)) for load, count in loads.items()]
+            known = [[count * each for each in end] for count, end in ends if end is not None]
+            low, likely, high = (sum(end[i] for end in known) for i in range(3))
+            self._to_come = (low, likely, high) if len(known) == len(ends) else None
+            self._is_summed = True
+        return self._to_come
+
+    def _learn(self, load: Load, round_s: float) -> None:
+        """Note what a round of a phase took that is over."""
+        self._known.pop(load.size, None)  # the last comes last
+        self._known[load.size] = (load, round_s)
+        for size in self._alike:
+            if load.is_like(Load(size[0], 1, *size[1:])):
+                self._alike[size] = round_s
+
+    def _known_round_s(self, load: Load) -> float | None:
+        """Return what a round took of the last phase that was like this one; None where none was."""
+        if load.size not in self._alike:
+            found = (seconds for other, seconds in reversed(self._known.values()) if other.is_like(load))
+            self._alike[load.size] = next(found, None)
+        return self._alike[load.size]
 
     def _round_s(self) -> float:
         """Return what a round of the running phase takes: the mean of the last ones."""
@@ -221,7 +270,7 @@ class Pace:
 
     def _left_in(self, load: Load) -> Span | None:
         """Return what a phase takes that has not begun."""
-        known = next((seconds for other, seconds in reversed(self._known) if other.is_like(load)), None)
+        known = self._known_round_s(load)
         if known is not None:
             span = (known / SURE, known, known * SURE)
         else:
@@ -247,6 +296,8 @@ class _Prices:
         """Of a client's state, in the last round that wrote any."""
         self._beside: list[tuple[float, int]] = []
         """Of the last rounds: seconds, and participants."""
+        self._usual_beside = (0.0, 0.0)
+        """Their medians."""
 
     def learn(self, load: Load, plain_s: float, matched_s: float, busy_s: float, beside_s: float) -> None:
         """Take a round in."""
@@ -257,6 +308,10 @@ class _Prices:
                 known[1] += amount
         self._busy_s += busy_s
         self._beside = [*self._beside[-MARKS:], (beside_s, load.clients)]
+        self._usual_beside = (
+            median(seconds for seconds, _ in self._beside),
+            median(count for _, count in self._beside),
+        )
 
     @property
     def _side_by_side(self) -> float:
@@ -280,7 +335,7 @@ class _Prices:
             return None
         steps_s = self.plain_s * load.plain + self._matched_s * load.matched
         steps_s += self.saving_s * load.clients if load.saves else 0.0
-        beside_s, clients = (median(values) for values in zip(*self._beside, strict=True))
+        beside_s, clients = self._usual_beside
         more = load.clients / max(clients, 1)
         ends = (beside_s * min(1.0, more), beside_s * (1 + more) / 2, beside_s * max(1.0, more))
         return (steps_s / UNSURE + ends[0], steps_s + ends[1], steps_s * UNSURE + ends[2])

@@ -12,7 +12,7 @@ from qdsim.errors import BadInput
 from qdsim.experiment import gallery, rows, sharing
 from qdsim.experiment.checkpoint import Checkpoint, Commit
 from qdsim.experiment.phase_record import PhaseRecord, RunState, scores
-from qdsim.experiment.plan import SHARED, PhaseKey, Plan, Task, training_task
+from qdsim.experiment.plan import SHARED, PhaseKey, Plan, Task
 from qdsim.experiment.progress import Event, Notice, Row, Step
 from qdsim.experiment.resume import Action, Continue, Outputs, Skip, is_served, plan_request, plan_training
 from qdsim.experiment.trained import Rows, Trained, TrainedStore, check_same_training, description
@@ -59,6 +59,7 @@ class Experiment:
         self._run_state = RunState(plan, executor, self._writer, self._checkpoint, emit, check_owner)
         self._store = TrainedStore(trained_in or run_dir.parent)
         self._models = run_dir / "models"
+        self._tasks = {task.key(): task for task in plan.tasks()}
         self._commit: Commit | None = None
         """Where an earlier attempt at the run stopped."""
 
@@ -66,10 +67,7 @@ class Experiment:
         """Train each federation and serve its requests; what was done before the run was resumed is skipped."""
         self._models.mkdir(exist_ok=True)
         self._commit = self._checkpoint.load()
-        every_task = self._plan.tasks()
-        for point, federation in self._plan.federations():
-            tasks = [task for task in every_task if task.point is point and task.federation is federation]
-            training = training_task(point, federation)
+        for training, tasks in self._plan.trainings():
             served = [is_served(self._outputs(task), self._written(task)) for task in tasks]
             trained = None if all(served) else self._train(training)
             if trained is None:
@@ -81,7 +79,7 @@ class Experiment:
                     reached[task.method] = self._read_model(task)
                     self._say_skipped(task, task.phases())
                     continue
-                start = reached.get(task.method, trained.params) if point.job.sequence else trained.params
+                start = reached.get(task.method, trained.params) if task.point.job.sequence else trained.params
                 reached[task.method] = self._serve(task, start, trained.history)
         self._checkpoint.clear()
 
@@ -303,10 +301,10 @@ class Experiment:
     def _served_alike(self, shared: str, task: Task) -> Task | None:
         """Return the task of an earlier cell whose result this one's is, if all of it is there."""
         key = self._checkpoint.served(shared)
-        for other in self._plan.tasks():
-            if other.index < task.index and other.key() == key:
-                return other if is_served(self._outputs(other), self._written(other)) else None
-        return None
+        other = self._tasks.get(key) if key is not None else None
+        if other is None or other.index >= task.index:
+            return None
+        return other if is_served(self._outputs(other), self._written(other)) else None
 
     def _copy_served(self, earlier: Task, task: Task, phases: Sequence[Phase]) -> Params:
         """Take the rows and the model of an earlier cell's task, so that the run's tables are complete."""
@@ -320,8 +318,8 @@ class Experiment:
             self._writer.append("membership", copied, [{**row, "cell": task.point.label} for row in found])
         self._run_state.check_owner()
         arrays.write(self._model_file(task), P.to_numpy(params))
-        name = phases[-1].name if phases else ""
-        self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True))
+        name, cell = phases[-1].name if phases else "", earlier.point.label
+        self._emit(replace(self._run_state.progress(task, name), row=last_row, finished=True, reused_from=cell))
         return params
 
     def _outputs(self, task: Task) -> Outputs:

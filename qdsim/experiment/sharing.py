@@ -3,8 +3,8 @@
 A baseline's result is a function of the model that training has left, of what the server remembers of it where the
 method looks at that, and of the phases that the method has built of the settings: each has its stage, its view of the
 data and its steps. Where two cells agree in all of that, down to the last bit, the second takes the rows and the model
-of the first. What works on synthetic sets is never shared, and neither is a step that holds anything but plain values:
-when in doubt, it runs.
+of the first. What works on synthetic sets is never shared, and neither is a step that holds anything but plain values,
+nor a method from outside, whose steps might look at anything that a client has: when in doubt, it runs.
 """
 
 import hashlib
@@ -19,8 +19,9 @@ import numpy as np
 
 from qdsim import __version__
 from qdsim.algorithms.history import History
+from qdsim.algorithms.methods import METHODS
 from qdsim.algorithms.phase import Phase
-from qdsim.experiment.plan import Plan, Task, training_task
+from qdsim.experiment.plan import Plan, Task
 from qdsim.experiment.trained import VERSION, description
 from qdsim.models import params as P
 from qdsim.models.params import Params
@@ -43,8 +44,8 @@ def key_of(plan: Plan, task: Task, phases: list[Phase], start: Params, storage: 
 def computed(plan: Plan) -> Iterator[tuple[Task, Phase]]:
     """Yield the phases that a run of this plan computes, nothing found from before: what cells share comes once."""
     trained, served = set(), set()
-    for point, federation in plan.federations():
-        training = training_task(point, federation)
+    for training, tasks in plan.trainings():
+        point = training.point
         phases = training.phases()
         described = [description(plan, training, phases[: n + 1], NOT_THERE_YET) for n in range(len(phases))]
         for phase, state in zip(phases, map(_text, described), strict=True):
@@ -54,9 +55,7 @@ def computed(plan: Plan) -> Iterator[tuple[Task, Phase]]:
         # matching leaves θ alone: whatever the synthetic settings, the same model comes out
         model = _text({**described[-1], "synthetic": point.distils and point.hyper.synthetic.matching})
         reached: dict[str, str] = {}
-        for task in plan.tasks():
-            if task.point is not point or task.federation is not federation:
-                continue
+        for task in tasks:
             start = reached.get(task.method, model) if point.job.sequence else model
             own = task.phases()
             key = _key(plan, task, own, start, (0, 0), NOT_THERE_YET) if len(plan.points) > 1 else ""
@@ -71,7 +70,9 @@ def computed(plan: Plan) -> Iterator[tuple[Task, Phase]]:
 def _key(plan: Plan, task: Task, phases: list[Phase], start: str, storage: tuple[int, int], device: str) -> str:
     point, federation = task.point, task.federation
     method = point.job.methods_by_name[task.method]
-    if method.uses_synthetic or any(phase.view.source != "real" or phase.learns for phase in phases):
+    if method.name not in METHODS or method.uses_synthetic:
+        return ""
+    if any(phase.view.source != "real" or phase.learns for phase in phases):
         return ""
     try:
         depends = {

@@ -47,7 +47,7 @@ class Within:
 
 
 MEASURED = Within((1 / 1.3, 1.3))
-"""Where a probe has measured: runs were within 30 % of their plans."""
+"""Where a probe has measured: runs on cores were within 30 % of their plans. Of GPUs no such run is known yet."""
 
 
 @dataclass(frozen=True)

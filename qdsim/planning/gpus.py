@@ -48,13 +48,29 @@ MODELS = {
 """By the names that ``qdsim plan --gpu`` takes."""
 
 
+BESIDE = re.compile(r"nvidia|tesla|geforce|sxm\d?|hbm\d?e?")
+"""What names of GPUs have beside the model."""
+
+
 def find(name: str) -> GpuModel:
-    """Return a GPU by its name, however it is spelt: ``a100``, ``A100-80``, ``RTX 4090``."""
-    plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    for known, model in MODELS.items():
-        if plain in (known.replace("-", ""), f"{known.replace('-', '')}gb"):
-            return model
+    """Return a GPU by its name, however it is spelt: ``a100``, ``Tesla T4``, ``NVIDIA A100-SXM4-80GB``."""
+    plain = re.sub("[^a-z0-9]", "", BESIDE.sub("", name.lower()))
+    without = plain.replace("pcie", "")
+    for wanted in (f"{without}pcie", without) if "pcie" in plain else (plain,):
+        for known, model in MODELS.items():
+            if wanted in _spellings(known, model):
+                return model
     raise BadInput("--gpu", name, f"known are {', '.join(MODELS)}; of another give --gpus and --gpu-memory")
+
+
+def _spellings(known: str, model: GpuModel) -> set[str]:
+    """Return a name with and without the size of the memory, as letters and digits; a size in the name stays."""
+    chip, _, apart = known.partition("-")
+    size = f"{model.memory_gb:g}"
+    sizes = ("", size, f"{size}gb")
+    if apart == size:
+        return {f"{chip}{written}" for written in sizes[1:]}
+    return {f"{chip}{written}{apart}" for written in sizes}
 
 
 def memory_here() -> list[float]:

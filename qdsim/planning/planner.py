@@ -56,8 +56,6 @@ class PlanReport:
     plan: Plan
     machines: Machines
     layout: Layout
-    lanes: int
-    """How many client steps run at once."""
     gpus: int
     """GPUs that the run holds."""
     gpu_bytes: int
@@ -94,8 +92,11 @@ def imagined(
     return Machines([node], of_gpu, described, model=named)
 
 
-def plan_job(job: Job, machines: Machines, measure: Measure, within: Within = MEASURED) -> PlanReport:
-    """Plan a job for machines; refuse what does not fit, with a change that does."""
+def plan_job(job: Job, machines: Machines, measure: Measure, on_gpus: Within = MEASURED) -> PlanReport:
+    """Plan a job for machines; refuse what does not fit, with a change that does.
+
+    ``on_gpus``: how far off the costs may be where the clients run on GPUs; those of cores are always measured.
+    """
     notes = []
     wanted = job.data
     try:
@@ -113,10 +114,10 @@ def plan_job(job: Job, machines: Machines, measure: Measure, within: Within = ME
     notes += [packing] if packing else []
     held = _gpus_used(layout, machines) if layout.gpus else 0
     lanes = held or sum(max(1, int(node.cpus) // job.cluster.threads) for node in machines.nodes)
-    costs = measure(layout, plan)
+    costs, within = measure(layout, plan), on_gpus if layout.gpus else MEASURED
     times = estimate.phase_times(plan, layout, min(lanes, len(layout.clients)), costs, within)
     stored = estimate.storage_bytes(plan)
-    return PlanReport(plan, machines, layout, lanes, held, on_gpu, times, stored, notes, within)
+    return PlanReport(plan, machines, layout, held, on_gpu, times, stored, notes, within)
 
 
 def _gpus_used(layout: Layout, machines: Machines) -> int:

@@ -24,7 +24,8 @@ def read_size(option: str, text: str) -> float:
 
 def size(count: float) -> str:
     """Return a number of bytes in the unit that leaves one to three digits before the point."""
-    power = min(4, max(0, int(math.log10(count) // 3))) if count >= 1 else 0
+    power = max(0, int(math.log10(count) // 3)) if count >= 1 else 0
+    power = min(4, power + (round(count / 1000**power) >= 1000))  # 999.7 MB are 1 GB
     return f"{_short(count / 1000**power)} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
 
 

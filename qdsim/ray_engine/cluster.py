@@ -25,6 +25,8 @@ VITAL = ("gcs_server", "raylet")
 """Processes that a cluster cannot do without, by the names that the system has of them."""
 KNOCK_S = 5.0
 """Longer than any network takes to make a connection; Ray itself waits for two minutes, and says so in C++."""
+FRAME_HEADER = 9
+"""Bytes of HTTP/2: three of the length, one of the type, one of flags, four of the stream."""
 CLIENT_SCHEME = "ray://"
 CLIENT_PORT = 10001
 """Of Ray's client server, where its address names none."""
@@ -82,13 +84,32 @@ def check_reachable(address: str | None) -> None:
     failed = ""
     for host, port in tried:
         try:
-            socket.create_connection((host, port), timeout=KNOCK_S).close()
-            return
+            if _speaks_grpc(host, port):
+                return
+            failed = f"what answers at {host}, port {port} is not Ray's head"
         except OSError as error:
             failed = f"nobody answers at {host}, port {port} ({error.strerror or error})"
     if failed:
-        fix = "see that the head runs, and that its port can be reached from here; auto takes a cluster on this machine"
+        fix = "see that the head runs, and that this is its port, by default 6379; auto takes a cluster on this machine"
         raise CannotReach(where, failed, fix)
+
+
+def _speaks_grpc(host: str, port: int) -> bool:
+    """Tell whether a server speaks gRPC, as Ray's head does: the dashboard's port, for one, is open and does not.
+
+    It says its settings, a frame of HTTP/2 of type 4, to whoever has said theirs. With TLS nothing can be told.
+    """
+    with socket.create_connection((host, port), timeout=KNOCK_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return True
+        try:
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+            answer = b""
+            while len(answer) < FRAME_HEADER and (more := connection.recv(FRAME_HEADER - len(answer))):
+                answer += more
+        except OSError:
+            return False
+        return answer[3:5] == b"\4\0"
 
 
 def _places(where: str) -> list[tuple[str, int]]:

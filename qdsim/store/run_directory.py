@@ -99,8 +99,8 @@ def new_run_directory(out: StoragePath, name: str) -> StoragePath:
 
 
 def newest_run(out: StoragePath, name: str) -> StoragePath | None:
-    """Return the last run of a job under ``out``, or None; run ids sort by time."""
-    for run in reversed(runs_in(out, f"{name}-")):  # an older one may be broken: it is not asked for
+    """Return the run of a job under ``out`` that was started last, or None."""
+    for run in newest_first(out, f"{name}-"):  # an older one may be broken: it is not asked for
         try:
             config = read_manifest(run).get("config") or {}
         except BadInput:
@@ -124,9 +124,9 @@ def find_run(text: str) -> StoragePath:
     return runs[0]
 
 
-def newest_first(folder: StoragePath) -> list[StoragePath]:
+def newest_first(folder: StoragePath, begins: str = "") -> list[StoragePath]:
     """Return the run directories in a folder, the one that was started last first."""
-    return sorted(runs_in(folder), key=lambda run: (_started(run), run.name), reverse=True)
+    return sorted(runs_in(folder, begins), key=lambda run: (_started(run), run.name), reverse=True)
 
 
 def _started(run_dir: StoragePath) -> str:
@@ -416,6 +416,17 @@ def read_manifest(run_dir: StoragePath) -> dict[str, Any]:
     if run_id is not None and (not isinstance(run_id, str) or run_id[:1] in ("", ".") or "/" in run_id):
         raise BadInput("RUN", str(run_dir), f"the run_id in its manifest.json, {run_id!r}, is no name of a run")
     found: dict[str, Any] = content
+    return found
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest's configuration as keys of a job: ``train.rounds``; a sweep stays whole, and so do tables."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key != "sweep":
+            found |= {f"{key}.{inner}": kept for inner, kept in value.items()}
+        else:
+            found[key] = value
     return found
 
 

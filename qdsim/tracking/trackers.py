@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from qdsim.store import tables
+from qdsim.store import run_directory, tables
 from qdsim.tracking.series import Points, Series, by_series
 
 PROJECT = "qdsim"
@@ -36,11 +36,8 @@ class Target:
 
     def settings(self, series: Series) -> dict[str, Any]:
         """Return the job's keys with their values, and whose series it is."""
-        found: dict[str, Any] = {}
-        for key, value in self.config.items():
-            found |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
         named = {"cell": series.cell, "seed": series.seed, "method": series.method, "request": series.request}
-        return found | named | {"run_id": self.run_id}
+        return run_directory.flat(self.config) | named | {"run_id": self.run_id}
 
 
 class Tracker(Protocol):

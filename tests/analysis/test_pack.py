@@ -1,6 +1,9 @@
 """Packed runs: the same figures in few files, and nothing about the machine."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -11,6 +14,7 @@ from qdsim.errors import BadInput
 from qdsim.store.run_directory import read_manifest
 from qdsim.store.tables import COLUMNS
 from tests.analysis.made import made_run
+from tests.conftest import PROJECT
 
 METHODS = {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)], "recover": [(2.0, 0.0, 0.6), (2.0, 0.0, 0.7)]}}
 
@@ -80,3 +84,14 @@ def test_a_run_that_is_not_whole_is_not_packed(tmp_path):
     next((run / "tables" / "classes").glob("*recover-00002*")).unlink()
     with pytest.raises(BadInput, match="not in table classes"):
         pack(run, tmp_path / "packed")
+
+
+def test_a_terminal_that_knows_only_ascii(tmp_path):
+    """A folder named α is written to, and said to be alpha: no error."""
+    run = made_run(tmp_path, {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)]}})
+    command = [sys.executable, "-m", "analysis", "pack", str(run), "--out", "α"]
+    env = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("alpha/")
+    assert (tmp_path / "α").is_dir()

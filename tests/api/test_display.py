@@ -75,6 +75,20 @@ def test_the_start_says_what_is_going_on():
     assert said == ["reading digits", "starting client processes, 2/2"]
 
 
+def test_what_another_cell_has_computed_is_said_to_be_reused(tmp_path):
+    """In the plain lines and in the log."""
+    lines, log = io.StringIO(), RunLog()
+    plain = Display(Console(file=lines))
+    plain._tasks = ["synthetic.scale=20 seed 0 retrain class:9"]
+    log.begin(tmp_path, "begins")
+    copied = replace(event("recover", 2, SCORES, finished=True), reused_from="synthetic.scale=10")
+    plain.emit(copied)
+    log.take(copied)
+    said = "test 90.0%, F-Set 25.0%, R-Set 75.0%, reused from synthetic.scale=10\n"
+    assert lines.getvalue().endswith(said)
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").endswith(said)
+
+
 @pytest.mark.parametrize("remote", [False, True], ids=["path", "URI"])
 def test_the_log_has_a_line_for_whatever_was_said(tmp_path, remote):
     """What was said before there was a directory as well; a second attempt is appended; lines are whole."""

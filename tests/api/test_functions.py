@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def test_set_means_what_it_means_on_the_command_line():
     """Values of Python, numpy's among them, and the texts that the manifest keeps of them come to the same job."""
     changes = CHANGES | {"train.steps": np.int64(7), "train.lr": np.float32(0.5), "seeds": (1, 2)}
     texts = functions.as_texts(changes)
-    assert 'requests=[{kind = "client", target = 3}]' in texts
+    assert "requests=[{kind = 'client', target = 3}]" in texts
+    assert "recover.stop=rounds" in texts
     assert functions.job_of(TINY, set=changes) == functions.job_of(TINY, set=texts)
 
 
@@ -92,6 +94,23 @@ def test_progress_is_shown_or_not(tmp_path, capsys):
     assert not (tmp_path / "b" / ".trained").exists()
 
 
+def test_the_log_has_what_the_screen_had(tmp_path, capsys):
+    """Every line of the screen, without its clock: the job, where results go, notes of trackers, rounds, the end.
+
+    A run that was done before says where its results are as well.
+    """
+    done = qdsim.run(TINY, set=SMALL, out=tmp_path, engine="inline")
+    said = [re.sub(r"^\[.{7}\] ", "", line) for line in capsys.readouterr().out.splitlines()]
+    log = (done.path / "log.txt").read_text(encoding="utf-8")
+    assert f"results in {done.path}" in said
+    assert any(line.startswith("tiny: digits, 10 clients") for line in said)
+    rounds = [line.partition(" s, ")[0] for line in said if "/1 done" not in line]  # the time left is not kept
+    assert [line for line in rounds if line not in log] == []
+    again = qdsim.run(TINY, set=SMALL, out=tmp_path, engine="inline", resume=True)
+    assert again.path == done.path
+    assert capsys.readouterr().out == f"results in {done.path}\n"
+
+
 def test_an_interrupted_run_is_resumed(tmp_path):
     """What the first attempt did not do, the second does: all values are those of a run without an interruption."""
 
@@ -136,6 +155,12 @@ def test_a_run_in_a_thread(tmp_path):
     thread.start()
     thread.join()
     assert [run.state for run in found] == ["done"]
+
+
+def test_a_model_of_gpus_that_are_not_there_is_refused():
+    """One line, with both ways out."""
+    with pytest.raises(BadInput, match="--gpus = 0: --gpu a100 names what a machine has one or more of: leave one"):
+        qdsim.plan("quickstart", gpu="a100", gpus=0)
 
 
 def test_a_plan_reads_like_the_command(tmp_path):
@@ -204,3 +229,20 @@ def test_the_example_of_the_readme_runs(tmp_path):
     assert "retrain" in done.stdout
     (manifest,) = tmp_path.glob("runs/quickstart-*/manifest.json")
     assert json.loads(manifest.read_text())["origin"]["set"] == ["train.rounds=5"]
+
+
+def test_what_a_run_keeps_of_how_its_job_differs_from_qdsims_own(tmp_path):
+    """With a profile on both; an edited copy and a dict of the name as well; of one's own job nothing is known."""
+    file = PROJECT / "jobs" / "quickstart.toml"
+    edited = tmp_path / "mine.toml"
+    edited.write_text(file.read_text(encoding="utf-8").replace("rounds = 20", "rounds = 7"), encoding="utf-8")
+    content = tomllib.loads(edited.read_text(encoding="utf-8"))
+
+    def changed(job, **options):
+        return functions._changed(functions.job_of(job, **options), options.get("profile"))
+
+    assert changed("quickstart") == changed(file) == changed("quickstart", profile="laptop") == []
+    assert changed(edited) == changed(content) == ["train.rounds = 7"]
+    assert changed("quickstart", profile="smoke", set={"sweep.train.lr": [0.1]}) == ['sweep = {"train.lr" = [0.1]}']
+    assert changed("quickstart", set={"data.root": str(tmp_path)}) == []
+    assert changed({"name": "other"}) is None

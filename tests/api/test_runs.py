@@ -1,10 +1,12 @@
 """Several runs: a list of them, their results beside each other."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
-from qdsim.api import runs
+from qdsim.api import display, runs
 from qdsim.api.run import Run
 from qdsim.errors import BadInput
 from qdsim.store import run_directory
@@ -87,3 +89,25 @@ def test_runs_beside_each_other(folder):
     recovered = found.stages.query("method == 'quickdrop' and phase == 'recover'")
     assert recovered["run"].tolist() == ["A", "B"]
     assert recovered["retain_accuracy"].tolist() == [0.75, 0.75]
+
+
+def test_what_attacks_found_stands_beside_each_other_as_well(tmp_path):
+    """F-Set rate 25 % in A and 50 % in B, retraining's 20 % in both: 5 and 30 points off; A and B in turn."""
+    for run, rate in ((OLD, 0.25), (NEW, 0.5)):
+        path = made_run(tmp_path, METHODS, run=run, membership=["loss_threshold"])
+        writer = run_directory.TableWriter(path)
+        for method, phase, own in (("quickdrop", "recover", rate), ("retrain", "unlearn", 0.2)):
+            key = {"seed": 0, "cell": "", "method": method, "request": "class:9", "phase": phase, "round": 1}
+            found = {"attack": "loss_threshold", "member_rate": own, "auc": 0.5, "tpr_at_1pct_fpr": 0.01}
+            rows = [{**key, **found, "subset": subset} for subset in ("forget", "retain")]
+            writer.append("membership", f"seed-0-{method}-class:9-{phase}-loss_threshold", rows)
+    console = Console(file=io.StringIO(), width=150)
+    display.print_comparison(console, runs.compared([tmp_path / f"made-{OLD}", tmp_path / f"made-{NEW}"]))
+    said = console.file.getvalue().partition("membership inference, forget class:9")[2].splitlines()
+    words = [line.split()[:5] for line in said if "loss_threshold" in line]
+    assert words == [
+        ["A", "loss_threshold", "QuickDrop", "25.0%", "+5.0"],
+        ["B", "loss_threshold", "QuickDrop", "50.0%", "+30.0"],
+        ["A", "loss_threshold", "Retrain-Or", "20.0%", "+0.0"],
+        ["B", "loss_threshold", "Retrain-Or", "20.0%", "+0.0"],
+    ]

@@ -105,14 +105,17 @@ def test_a_job_is_run_by_its_stem_in_any_folder(tmp_path):
 
 @pytest.mark.parametrize("how", ["command", "module", "Python"])
 def test_the_report_is_made_in_a_folder_that_has_its_own_analysis(tmp_path, how):
-    """As ``qdsim report``, ``python -m qdsim report`` and ``qdsim.report``; the page is what is named last."""
-    made_run(tmp_path, {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)]}})
+    """As ``qdsim report``, ``python -m qdsim report`` and ``qdsim.report``, of the latest run or of a folder.
+
+    The page is what is named last.
+    """
+    made_run(tmp_path / "runs", {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)]}})
     (tmp_path / "analysis").mkdir()
     (tmp_path / "analysis" / "__init__.py").write_text("raise SystemExit('not this one')")
     program = {
-        "command": ["-P", "-m", "qdsim", "report", "made-1", "--out", "out"],
-        "module": ["-m", "qdsim", "report", "made-1", "--out", "out"],
-        "Python": ["-c", "import qdsim; print(qdsim.report('made-1', out='out'))"],
+        "command": ["-P", "-m", "qdsim", "report", "latest", "--out", "out"],
+        "module": ["-m", "qdsim", "report", "runs/made-1", "--out", "out"],
+        "Python": ["-c", "import qdsim; print(qdsim.report('runs/latest', out='out'))"],
     }[how]
     done = subprocess.run([sys.executable, *program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -231,6 +234,7 @@ def test_bench_names_what_it_measures():
     assert tuple(suite.ABOUT) == commands.BENCHMARKS
     shown = CliRunner().invoke(commands.app, ["bench", "--help"]).output
     assert all(name in shown for name in commands.BENCHMARKS)
+    assert "simulation" in shown  # of Flower: in brackets rich takes it for an order
 
 
 MADE = {"quickdrop": {"unlearn": [(1.0, 0.0, 0.4)], "recover": [(1.0, 0.0, 0.6)]}}
@@ -263,7 +267,25 @@ def test_runs_are_listed_and_latest_is_one_of_them(tmp_path, monkeypatch):
 def test_keys_are_listed_for_a_section():
     """Type, default and meaning in a line."""
     shown = CliRunner().invoke(commands.app, ["keys", "synthetic.scale"]).output.splitlines()
+    assert CliRunner().invoke(commands.app, ["keys", "retrain"]).output == "retrain has no settings of its own\n"
     assert re.fullmatch(r"synthetic\.scale +whole number ≥ 1 +100 +s: .* = ceil\(.* / s\)\. *", shown[1])
+
+
+def test_ctrl_c_while_a_run_is_not_resumed_yet(tmp_path):
+    """The data are being read, and the run to resume is known: the command that resumes it is said all the same."""
+    cut = made_run(tmp_path, MADE, state="interrupted", data={"dataset": "digits"})
+    shutil.rmtree(cut / "tables")
+    (cut / "tables").mkdir()
+    command = [sys.executable, "-m", "qdsim", "resume", str(cut), "--engine", "inline"]
+    env = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert "reading digits" in first, said
+    assert process.returncode == 130
+    assert said == f"qdsim: interrupted; qdsim resume {cut} --engine inline continues\n"
 
 
 def test_the_log_of_a_run_is_printed(tmp_path):

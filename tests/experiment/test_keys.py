@@ -72,5 +72,9 @@ def test_a_class_of_ones_own():
 
 def test_a_section_that_is_none():
     """The sections that there are, in one line."""
-    with pytest.raises(BadInput, match=r"no section or key of a job; there are name, .*train, unlearn"):
+    with pytest.raises(BadInput, match=r"no section or key of a job; did you mean train\? there are name, .*train, un"):
         keys.keys_of("trian")
+    with pytest.raises(BadInput, match=r"did you mean train\.rounds\?"):
+        keys.keys_of("train.round")
+    with pytest.raises(BadInput, match=r"no section or key of a job; there are name"):
+        keys.keys_of("zzz")

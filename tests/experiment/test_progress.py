@@ -2,7 +2,8 @@
 
 import pytest
 
-from qdsim.experiment.progress import Load, Pace
+from qdsim.experiment.progress import Left, Load, Pace
+from tests.time_left import Told, worst
 
 
 class Clock:
@@ -128,3 +129,69 @@ def test_a_phase_that_a_rule_may_end_can_be_over_after_its_next_round():
     rounds(pace, clock, 10, 2.0, 1.0, 1.0)
     assert pace.left().likely_s == pytest.approx(20.0)
     assert pace.left().low_s == pytest.approx(2.0 / 1.15)
+
+
+def by_hand(pace, known, now):
+    """Sum up, phase by phase, what those to come take: as the last one that was like it, else by prices."""
+    total = [0.0, 0.0, 0.0]
+    for key, load in pace._ahead.items():
+        if key == now:
+            continue
+        alike = [seconds for other, seconds in known if other.is_like(load)]
+        span = (alike[-1] / 1.15, alike[-1], alike[-1] * 1.15) if alike else pace._prices.round_s(load)
+        after = pace._prices.plain_s * load.after
+        ends = [load.rounds * end + after for end in span]
+        ends[0] /= load.rounds if load.may_end else 1
+        total = [a + b for a, b in zip(total, ends, strict=True)]
+    return total
+
+
+def test_what_is_kept_between_events_is_what_a_sum_over_all_phases_gives():
+    """40 phases of nine sizes, some alike within 25 %, run one after the other, half of the second ten skipped.
+
+    After every round, and at a client's event between two, the time left is that of the running phase, by its mean
+    round, and of each phase to come, looked at one by one.
+    """
+    clock = Clock()
+    sizes = [(kind, 1000.0 * plain) for kind in ("train", "unlearn", "recover") for plain in (1.0, 1.2, 4.0)]
+    loads = {n: Load(*_load(sizes[n * 7 % 9], n)) for n in range(40)}
+    pace, known = Pace(loads, clock), []
+    for n, load in loads.items():
+        if 10 <= n < 20 and n % 2:
+            pace.end(n)
+            continue
+        pace.begin(n, load)
+        took = []
+        for number in range(load.rounds):
+            took.append(1.0 + n / 10 + number / 7)
+            rounds(pace, clock, 1, took[-1], 0.5, 0.8, 0.2)
+            mean = sum(took) / len(took)
+            now_s = mean * (load.rounds - number - 1)
+            for event in (lambda: None, lambda: pace.clients(1, 10)):
+                event()
+                low, likely, high = by_hand(pace, known, n)
+                found = pace.left()
+                assert (found.likely_s, found.high_s) == pytest.approx((likely + now_s, high + 1.15 * now_s))
+                if not load.may_end:
+                    assert found.low_s == pytest.approx(low + now_s / 1.15)
+        pace.end(n)
+        known.append((load, sum(took) / len(took)))
+    assert pace.share_done == 1.0
+
+
+def _load(size, n):
+    kind, plain = size
+    return kind, 1 + n % 4, plain, plain / 2, 10, 500.0 * (n % 2), False, n % 3 == 0
+
+
+def test_the_worst_estimate_is_found():
+    """15 rounds of 10 s: after the tenth 50 s are left, as told, after the eleventh 40 s, and 20 s are told.
+
+    The rest is right. What the first nine rounds tell does not count, nor what is told at the end; a later round that
+    tells nothing is off by any factor.
+    """
+    likely = [None] * 8 + [1.0, 50.0, 20.0, 30.0, 20.0, 10.0, 9.0]
+    told = [Told(10.0 * n, "", None if s is None else Left(s, s, s)) for n, s in enumerate(likely, 1)]
+    assert worst(told, 150.0) == pytest.approx(2.0)
+    told[12] = Told(130.0, "", None)
+    assert worst(told, 150.0) == float("inf")

@@ -13,6 +13,7 @@ from qdsim.experiment.checkpoint import Checkpoint
 from qdsim.store import completeness
 from qdsim.store.run_directory import TableWriter
 from qdsim.store.verify import difference
+from tests.examples import FORGETFUL
 from tests.experiment.test_resume import Stopped
 from tests.runs import TINY, run, table
 
@@ -50,6 +51,8 @@ def test_a_baseline_that_the_swept_key_cannot_affect_runs_once(undisturbed):
         (SECOND, "shared"): 3,
         (SECOND, "quickdrop"): 4,
     }
+    reused = {(e.method, e.cell, e.reused_from) for e in events if e.reused_from}
+    assert reused == {(method, SECOND, first) for method in ("retrain", "federaser")}
     for name in ("rounds", "stages", "classes", "clients"):
         found = table(run_dir, name)
         copied = (found["cell"] == SECOND) & found["method"].isin(["retrain", "federaser"])
@@ -136,6 +139,24 @@ def test_what_works_on_synthetic_sets_has_no_key():
     """QuickDrop, whatever is swept; and a job without a sweep has nobody to share with."""
     assert keys({"unlearn.lr": [0.1, 0.2]}, ["quickdrop"]) == {"quickdrop": ["", ""]}
     assert keys({}, ["retrain"]) == {"retrain": [""]}
+
+
+def test_a_method_from_outside_has_no_key(monkeypatch):
+    """Its steps may look at a client's synthetic set, whatever its view of the data says: it runs in every cell."""
+    monkeypatch.syspath_prepend(FORGETFUL)
+    found = keys({"synthetic.scale": [10, 20]}, ["quickdrop", "retrain", "forgetful.drift:METHOD"])
+    assert found["drift"] == ["", ""]
+    assert found["retrain"][0] == found["retrain"][1] != ""
+
+
+def test_what_was_noted_of_a_task_is_a_key_or_nothing(tmp_path):
+    """A list where a seed should be, as a damaged file may have it, is no task."""
+    noted = Checkpoint(tmp_path)
+    noted.note_served("abc", plan.PhaseKey(0, "a=1", "retrain", "class:9", ""))
+    assert noted.served("abc") == (0, "a=1", "retrain", "class:9", "")
+    file = noted._served_file("abc")
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": [0]'))
+    assert noted.served("abc") is None
 
 
 def test_steps_that_may_hide_something_have_no_key():

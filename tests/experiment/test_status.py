@@ -59,6 +59,7 @@ def test_a_finished_run(watched):
     last = table(run_dir, "rounds").query("method == 'retrain' and phase == 'relearn'").iloc[-1]
     assert f"relearn 1/1   test {last['test_accuracy']:.1%}, F-Set {last['forget_accuracy']:.1%}" in text
     assert "GB in the largest client process" in text
+    assert " left" not in text
 
 
 def test_a_run_whose_process_is_gone_says_how_to_go_on(watched, tmp_path):
@@ -73,6 +74,20 @@ def test_a_run_whose_process_is_gone_says_how_to_go_on(watched, tmp_path):
     with lock.held(copy):
         assert status.read(copy).state == "running"
         assert "starting: no round yet" in shown(copy)
+
+
+def test_the_time_left_is_that_of_a_run_that_goes_on(watched, tmp_path):
+    """80 to 125 s, while somebody holds the lock; a run that is gone, failed or interrupted has none."""
+    copy = tmp_path / watched[1].name
+    copy.mkdir()
+    progress = {"phase": "train", "seed": 0, "left_low_s": 80.0, "left_high_s": 125.0}
+    (copy / "progress.json").write_text(json.dumps(progress))
+    manifest = read_manifest(watched[1])
+    for state in ("failed", "interrupted", "running"):
+        (copy / "manifest.json").write_text(json.dumps(manifest | {"state": state}))
+        assert " left" not in shown(copy)
+    with lock.held(copy):
+        assert "1 min 20 s to 2 min 05 s left" in shown(copy)
 
 
 def test_top_ends_with_the_run(watched, tmp_path):

@@ -1,14 +1,16 @@
 """The cluster that is started here, as its processes are watched."""
 
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from qdsim.errors import ClusterLost
+from qdsim.errors import CannotReach, ClusterLost
 from qdsim.ray_engine import cluster
 
 
@@ -81,3 +83,37 @@ time.sleep(60)
     assert done.returncode == 3
     assert done.stderr.startswith("qdsim: Ray on this machine has lost its raylet")
     assert not Path(f"/proc/{done.stdout.strip()}/exe").exists()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None], ids=["web", "closes", "silent"])
+def test_a_port_that_is_not_the_heads_is_refused(answer, monkeypatch):
+    """A page as the dashboard's, one that hangs up, one that says nothing: Ray would wait there for two minutes."""
+    monkeypatch.setattr(cluster, "KNOCK_S", 0.3)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        opened = []
+
+        def serve():
+            connection, _ = server.accept()
+            opened.append(connection)
+            connection.recv(100)
+            if answer is not None:
+                connection.sendall(answer)
+                connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(CannotReach, match=f"what answers at 127.0.0.1, port {port} is not Ray's head; see that"):
+            cluster.check_reachable(f"127.0.0.1:{port}")
+        thread.join(5)
+        for connection in opened:
+            connection.close()
+
+
+@pytest.mark.ray
+def test_a_head_is_known_by_how_it_speaks(cluster_address, monkeypatch):
+    """The real one of these tests, which asks for a token."""
+    host, _, port = cluster_address.rpartition(":")
+    assert cluster._speaks_grpc(host, int(port))
+    cluster.check_reachable(cluster_address)
