@@ -7,17 +7,20 @@ command is run, as with most tools that take such names.
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from qdsim.errors import BadInput
+from qdsim.errors import BadInput, QdsimError
 
 GROUPS = {
     "method": "qdsim.methods",
@@ -82,11 +85,33 @@ def imported(key: str, name: str, module: str) -> ModuleType:
             fix = f"install its package in this environment, or run the command in the folder of {error.name}"
             raise BadInput(key, name, f"there is no module {error.name}; {fix}") from None
         raise BadInput(key, name, f"importing {module} fails: it needs {error.name}, which is not here") from None
-    except Exception as error:  # whatever the module's own code raises
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
         raise BadInput(key, name, f"importing {module} fails: {in_a_line(error)}") from None
 
 
-def in_a_line(error: Exception) -> str:
+@contextmanager
+def calling(key: str, name: str, what: str) -> Iterator[None]:
+    """Have whatever somebody else's code raises in one line, as the job's ``key``; errors of qdsim's own pass."""
+    try:
+        yield
+    except QdsimError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadInput(key, name, f"{what} fails: {in_a_line(error)}") from None
+
+
+def misfit(function: Callable[..., Any], *positional: Any, **keywords: Any) -> str | None:
+    """Say why a function does not take these arguments, if it does not; it is not called."""
+    try:
+        inspect.signature(function).bind(*positional, **keywords)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # written in C, without a signature
+        return None
+    return None
+
+
+def in_a_line(error: BaseException) -> str:
     """Return an error of somebody else's code in a line, with the place that raised it."""
     first = next(iter(str(error).splitlines()), "")
     raised = traceback.extract_tb(error.__traceback__)

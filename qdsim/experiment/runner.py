@@ -12,7 +12,7 @@ from qdsim.errors import BadInput
 from qdsim.experiment import gallery, rows, sharing
 from qdsim.experiment.checkpoint import Checkpoint, Commit
 from qdsim.experiment.phase_record import PhaseRecord, RunState, scores
-from qdsim.experiment.plan import SHARED, PhaseKey, Plan, Task, training_task
+from qdsim.experiment.plan import SHARED, PhaseKey, Plan, Task, storage_of, training_task
 from qdsim.experiment.progress import Event, Notice, Row, Step
 from qdsim.experiment.resume import Action, Continue, Outputs, Skip, is_served, plan_request, plan_training
 from qdsim.experiment.trained import Rows, Trained, TrainedStore, check_same_training, description
@@ -410,9 +410,7 @@ class Experiment:
             return measured, int(counts.sum()) * point.model.channels * point.model.size**2
         if method is None:
             return 0, 0
-        stored = getattr(method.load(), "storage_bytes", None)
-        settings = point.hyper.methods.get(task.method)
-        return stored(point.hyper, settings, task.request, history) if stored else (0, 0)
+        return storage_of(method, point.hyper, task.request, history)
 
     def _say_skipped(self, task: Task, phases: Sequence[Phase]) -> None:
         """Say that phases had been done before."""

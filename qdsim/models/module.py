@@ -215,7 +215,7 @@ def checked_model(model: ModuleModel, *, distils: bool) -> ModuleModel:
         again = _build(model, 0)
     except BadInput:
         raise
-    except Exception as error:  # whatever the factory's own code raises
+    except (Exception, SystemExit) as error:  # whatever the factory's own code raises
         raise _refused_call(model, error) from None
     if not isinstance(module, nn.Module):
         raise _refused(model, f"it returned a {type(module).__name__}; wanted is a torch.nn.Module")
@@ -260,7 +260,7 @@ def _check_answers(model: ModuleModel, distils: bool) -> None:
     try:
         with torch.no_grad():
             logits = model.forward(params, images)
-    except Exception as error:  # whatever the network's own code raises
+    except (Exception, SystemExit) as error:  # whatever the network's own code raises
         raise _refused(model, f"on images of {shape} it fails: {plugins.in_a_line(error)}") from None
     if not isinstance(logits, Tensor) or logits.shape != (3, model.num_classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -320,7 +320,7 @@ def _refused(model: ModuleModel, why: str) -> BadInput:
     return BadInput("model.kind", model.kind, why)
 
 
-def _refused_call(model: ModuleModel, error: Exception) -> BadInput:
+def _refused_call(model: ModuleModel, error: BaseException) -> BadInput:
     options = json.loads(model.options)
     if isinstance(error, TypeError) and not model.kind.startswith(TORCHVISION):
         known = inspect.signature(_factory(model.kind)).parameters
