@@ -36,6 +36,9 @@ def test_a_range_is_read_and_not_evaluated():
         ("train.lr=loguniform(0,1)", "a lower bound above 0, then a higher one"),
         ("train.steps=randint(1.5,2)", "randint takes whole numbers"),
         ("train.steps=choice()", "list at least one value"),
+        ("train.steps=qrandint(1,10,0)", "qrandint takes a step above 0 as its third number"),
+        ("train.lr=quniform(0.1,1,-1)", "quniform takes a step above 0"),
+        ("train.lr=qloguniform(0.1,1,0.0)", "qloguniform takes a step above 0"),
     ],
 )
 def test_a_range_that_is_wrong_is_refused(text, why):
