@@ -92,11 +92,10 @@ MODULE = """
             self.linear = nn.Linear(inputs, outputs)
 
         def forward(self, x):
-            self.calls += self.counts
+            self.calls += 1
             return self.scale * self.linear(x.flatten(1))
 
-    def counting(*, channels, size, num_classes, counts=1):
-        Counting.counts = counts
+    def counting(*, channels, size, num_classes):
         return Counting(channels * size * size, num_classes)
 
     class Scaled(Counting):
@@ -201,7 +200,9 @@ def test_features_are_of_the_last_layer_that_is_executed(outside):
     inner = images.flatten(1) @ params["inner.weight"].T + params["inner.bias"]
     torch.testing.assert_close(found, inner.tanh())
     model = outside("convolutions")
-    with pytest.raises(BadInput, match="it executes no torch.nn.Linear, so there are no features before a classifier"):
+    with pytest.raises(
+        BadInput, match=r"it executes no torch\.nn\.Linear, so there are no features before a classifier"
+    ):
         model.features(model.init(torch.Generator()), images.float())
 
 
@@ -299,14 +300,14 @@ def test_prunable_channels_must_have_a_row_each(outside, options, why):
         checked_model(outside("convolutions", options), distils=False)
 
 
-def test_activity_is_in_the_order_of_the_prunable_layers_and_needs_their_names(outside):
+def test_a_prunable_layer_serves_the_hook_that_it_names(outside):
     """With its activation alone a layer serves fump.hook = "activation", and the other hook is refused by name."""
     model = checked_model(outside("convolutions", '{"convolution": ""}'), distils=False)
     params, images = model.init(torch.Generator().manual_seed(0)), torch.ones(2, 1, 8, 8)
     _, (activity,) = model.activity(params, images, "activation")
     expected = torch.nn.functional.conv2d(images, params["0.weight"], params["0.bias"]).relu().mean((2, 3))
     torch.testing.assert_close(activity, expected)
-    with pytest.raises(BadInput, match="its attribute prunable names no convolution, which fump.hook asks for"):
+    with pytest.raises(BadInput, match=r"its attribute prunable names no convolution, which fump\.hook asks for"):
         model.activity(params, images, "convolution")
 
 
