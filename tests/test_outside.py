@@ -80,6 +80,48 @@ def test_what_is_sent_to_a_cluster(installed, tmp_path, monkeypatch):
     assert quickstart.outside() == []
 
 
+@pytest.fixture
+def packaged(tmp_path, monkeypatch):
+    """A package in the folder where the command runs, with data, keys and hidden files beside its code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    files = [
+        "__init__.py",
+        "deep/net.py",
+        "deep/table.json",
+        "deep/__pycache__/net.pyc",
+        ".env",
+        ".git/config",
+        "a.pem",
+    ]
+    for file in files:
+        path = tmp_path / "theirs_packed" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+    yield tmp_path / "theirs_packed"
+    sys.modules.pop("theirs_packed", None)
+
+
+def test_keys_and_hidden_files_stay_here(packaged, tmp_path):
+    """Code and the JSON file beside it are sent: what a wheel would hold."""
+    (tmp_path / "into").mkdir()
+    assert plugins.copy_packages([("method", "theirs_packed.deep.net:M")], tmp_path / "into") == ["theirs_packed"]
+    sent = {str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*") if path.is_file()}
+    assert sent == {f"theirs_packed/{name}" for name in ("__init__.py", "deep/net.py", "deep/table.json")}
+
+
+def test_a_package_with_data_in_it_is_not_sent(packaged, tmp_path):
+    """8 + 3 MB are more than 10: nothing is copied, and the largest files are named with their sizes."""
+    for name, size in (("images.npy", 8_000_000), ("labels.npy", 3_000_000)):
+        with open(packaged / "deep" / name, "wb") as file:
+            file.truncate(size)
+    (tmp_path / "into").mkdir()
+    said = r"would be sent with 11.0 MB, 10 at most; largest: deep/images.npy \(8.0 MB\), deep/labels.npy \(3.0 MB\), "
+    with pytest.raises(BadInput, match=said):
+        plugins.copy_packages([("method", "theirs_packed.deep.net:M")], tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+
+
 GOOD = """
     from dataclasses import dataclass, replace
     from qdsim.algorithms import fedavg
