@@ -1,6 +1,7 @@
 """Work through a plan on one executor: train each federation once, then every method and request from there."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,6 +59,8 @@ class Experiment:
         check_owner = partial(lock.check, run_dir, owner) if owner else ignore_owner
         self._run_state = RunState(plan, executor, self._writer, self._checkpoint, emit, check_owner)
         self._store = TrainedStore(trained_in or run_dir.parent)
+        self._takes_turns = trained_in is not None
+        """Others beside it come to the same trainings: it waits for theirs."""
         self._models = run_dir / "models"
         self._commit: Commit | None = None
         """Where an earlier attempt at the run stopped."""
@@ -71,7 +74,8 @@ class Experiment:
             tasks = [task for task in every_task if task.point is point and task.federation is federation]
             training = training_task(point, federation)
             served = [is_served(self._outputs(task), self._written(task)) for task in tasks]
-            trained = None if all(served) else self._train(training)
+            with ExitStack() as turn:
+                trained = None if all(served) else self._train(training, turn)
             if trained is None:
                 for phase in training.phases():
                     self._run_state.pace.end(training.key(phase.name))
@@ -88,7 +92,7 @@ class Experiment:
 
     # -- training ------------------------------------------------------------------------------------------------------
 
-    def _train(self, training: Task) -> Trained:
+    def _train(self, training: Task, turn: ExitStack) -> Trained:
         """Train, or take the state that an earlier training of the same fields left."""
         point, federation, phases = training.point, training.federation, training.phases()
         parts = zip(federation.partition.indices, federation.labels, strict=True)
@@ -99,6 +103,10 @@ class Experiment:
         self._writer.append("partitions", training.key().part, rows.partition_rows(training))
         described = self._described(training, phases)
         trained, stored_phases = self._find_stored(described, point.model, len(shards))
+        if self._takes_turns and stored_phases < len(phases):
+            waiting = Notice("another run does the same training: waiting for what it stores")
+            turn.enter_context(self._store.turn(described[0], partial(self._emit, waiting)))
+            trained, stored_phases = self._find_stored(described, point.model, len(shards))
         if trained is None:
             trained = Trained(self._initial_params(training, request="", phase="train"), History(), {})
         self._copy_rows(training, phases[:stored_phases], trained.rows)

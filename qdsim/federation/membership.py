@@ -158,7 +158,9 @@ def check_attack(name: str, kinds: Collection[str]) -> None:
     """
     if name in ATTACKS:
         return
-    why = plugins.misfit(find(name).judge, None)
+    judge = find(name).judge
+    assert judge is not None  # it has been found
+    why = plugins.misfit(judge, None)
     if why:
         raise BadInput("membership", name, f"its judge: {why}; wanted is judge(features)")
     rng = np.random.default_rng(0)

@@ -104,7 +104,7 @@ def test_a_search_is_checked_before_anything_starts(over, why, tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_search_trains_once_and_finds_the_best(tmp_path, cluster_address):
-    """Two trials over the recovery: one folder, one training, and the better one first."""
+    """Two trials over the recovery at a time: one folder, one training, and the better one first."""
     pytest.importorskip("optuna")
     values = {**TINY, "methods": ["quickdrop"]}
     found = qdsim.tune(
@@ -112,6 +112,7 @@ def test_a_search_trains_once_and_finds_the_best(tmp_path, cluster_address):
         over={"recover.lr": "loguniform(0.001, 0.5)", "recover.steps": "randint(1, 4)"},
         metric="recover.retain_accuracy",
         trials=2,
+        concurrent=2,
         search="optuna",
         out=tmp_path,
         engine="inline",
