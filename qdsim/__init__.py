@@ -17,7 +17,7 @@ on values. Ray only decides where ``client_step`` runs. A package imports only t
     planning/     does a job fit, where are its clients placed, how long will it take
     ray_engine/   clients as Ray actors, the driver, jobs on a cluster
     tracking/     the rows of the tables in TensorBoard, W&B, MLflow and Trackio
-    api/          run, resume, load, report and plan; one run from job to directory; what a person sees of it
+    api/          what ``import qdsim`` offers; one run from job to directory; what a person sees of it
     tuning/       a search over keys of a job, with Ray Tune
     bench/        what ``qdsim bench`` measures
     cli/          the commands
@@ -29,20 +29,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qdsim.api.functions import load, plan, report, resume, run
+    from qdsim.api.functions import export, load, plan, report, resume, run, verify
     from qdsim.api.run import Run
     from qdsim.errors import QdsimError
     from qdsim.experiment.config import Job
     from qdsim.tuning.search import tune
 
 __version__ = "0.1.0"
-__all__ = ["Job", "QdsimError", "Run", "__version__", "load", "plan", "report", "resume", "run", "tune"]
+__all__ = [
+    "Job",
+    "QdsimError",
+    "Run",
+    "__version__",
+    "export",
+    "load",
+    "plan",
+    "report",
+    "resume",
+    "run",
+    "tune",
+    "verify",
+]
 
 _PLACES = {
     "Job": "qdsim.experiment.config",
     "QdsimError": "qdsim.errors",
     "Run": "qdsim.api.run",
-    **dict.fromkeys(("load", "plan", "report", "resume", "run"), "qdsim.api.functions"),
+    **dict.fromkeys(("export", "load", "plan", "report", "resume", "run", "verify"), "qdsim.api.functions"),
     "tune": "qdsim.tuning.search",
 }
 

@@ -7,17 +7,20 @@ command is run, as with most tools that take such names.
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from qdsim.errors import BadInput
+from qdsim.errors import BadInput, QdsimError
 
 GROUPS = {
     "method": "qdsim.methods",
@@ -27,6 +30,10 @@ GROUPS = {
     "server rule": "qdsim.server_rules",
 }
 """Groups of entry points, by what they declare."""
+MOST_BYTES = 10_000_000
+"""Of a package that is sent to a cluster: its code and small files, not its data."""
+NOT_SENT = (".pyc", ".pyo", ".pem", ".key", ".p12", ".pfx")
+"""Compiled files, and keys."""
 REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -82,11 +89,33 @@ def imported(key: str, name: str, module: str) -> ModuleType:
             fix = f"install its package in this environment, or run the command in the folder of {error.name}"
             raise BadInput(key, name, f"there is no module {error.name}; {fix}") from None
         raise BadInput(key, name, f"importing {module} fails: it needs {error.name}, which is not here") from None
-    except Exception as error:  # whatever the module's own code raises
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
         raise BadInput(key, name, f"importing {module} fails: {in_a_line(error)}") from None
 
 
-def in_a_line(error: Exception) -> str:
+@contextmanager
+def calling(key: str, name: str, what: str) -> Iterator[None]:
+    """Have whatever somebody else's code raises in one line, as the job's ``key``; errors of qdsim's own pass."""
+    try:
+        yield
+    except QdsimError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadInput(key, name, f"{what} fails: {in_a_line(error)}") from None
+
+
+def misfit(function: Callable[..., Any], *positional: Any, **keywords: Any) -> str | None:
+    """Say why a function does not take these arguments, if it does not; it is not called."""
+    try:
+        inspect.signature(function).bind(*positional, **keywords)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # written in C, without a signature
+        return None
+    return None
+
+
+def in_a_line(error: BaseException) -> str:
     """Return an error of somebody else's code in a line, with the place that raised it."""
     first = next(iter(str(error).splitlines()), "")
     raised = traceback.extract_tb(error.__traceback__)
@@ -98,7 +127,7 @@ def copy_packages(named: Iterable[tuple[str, str]], into: Path) -> list[str]:
     """Copy the top-level packages of what a job names from outside into a folder; return their names.
 
     ``named`` are kinds of :data:`GROUPS` with names. Where a name is an entry point, the declaration goes along, so
-    that it is found in that folder as it is here.
+    that it is found in that folder as it is here. Of a package goes what a wheel of it would hold, :func:`files_of`.
     """
     copied: list[str] = []
     for kind, name in named:
@@ -114,12 +143,39 @@ def copy_packages(named: Iterable[tuple[str, str]], into: Path) -> list[str]:
         spec = importlib.util.find_spec(package)
         folders = list(spec.submodule_search_locations or []) if spec else []
         if folders:
-            ignored = shutil.ignore_patterns("__pycache__", ".*")
-            shutil.copytree(folders[0], into / package, ignore=ignored)
+            _copy_package(kind, name, Path(folders[0]), into / package)
         elif spec and spec.origin:
             shutil.copy(spec.origin, into / Path(spec.origin).name)
         copied.append(package)
     return copied
+
+
+def files_of(package: Path) -> list[Path]:
+    """Return the files of a package relative to its folder: code and what lies beside it.
+
+    Hidden ones, compiled ones, keys and what links to other folders stay here.
+    """
+    found = []
+    for folder, inner, names in os.walk(package):
+        inner[:] = sorted(name for name in inner if not name.startswith((".", "__pycache__")))
+        kept = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
+        found += [path.relative_to(package) for path in kept if path.suffix not in NOT_SENT and path.is_file()]
+    return found
+
+
+def _copy_package(kind: str, name: str, package: Path, into: Path) -> None:
+    """Copy a package; refuse one that holds more than code and small files: all of it would leave this machine."""
+    sizes = {file: (package / file).stat().st_size for file in files_of(package)}
+    if sum(sizes.values()) > MOST_BYTES:
+        largest = sorted(sizes, key=lambda file: -sizes[file])[:3]
+        said = ", ".join(f"{file} ({sizes[file] / 1e6:.1f} MB)" for file in largest)
+        why = (
+            f"its package {package} would be sent with {sum(sizes.values()) / 1e6:.1f} MB, {MOST_BYTES / 1e6:g} at most"
+        )
+        raise BadInput(kind, name, f"{why}; largest: {said}; keep data out of the folder, or install it on the cluster")
+    for file in sizes:
+        (into / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(package / file, into / file)
 
 
 def _copy_declaration(point: EntryPoint, into: Path) -> None:

@@ -80,6 +80,48 @@ def test_what_is_sent_to_a_cluster(installed, tmp_path, monkeypatch):
     assert quickstart.outside() == []
 
 
+@pytest.fixture
+def packaged(tmp_path, monkeypatch):
+    """A package in the folder where the command runs, with data, keys and hidden files beside its code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    files = [
+        "__init__.py",
+        "deep/net.py",
+        "deep/table.json",
+        "deep/__pycache__/net.pyc",
+        ".env",
+        ".git/config",
+        "a.pem",
+    ]
+    for file in files:
+        path = tmp_path / "theirs_packed" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+    yield tmp_path / "theirs_packed"
+    sys.modules.pop("theirs_packed", None)
+
+
+def test_keys_and_hidden_files_stay_here(packaged, tmp_path):
+    """Code and the JSON file beside it are sent: what a wheel would hold."""
+    (tmp_path / "into").mkdir()
+    assert plugins.copy_packages([("method", "theirs_packed.deep.net:M")], tmp_path / "into") == ["theirs_packed"]
+    sent = {str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*") if path.is_file()}
+    assert sent == {f"theirs_packed/{name}" for name in ("__init__.py", "deep/net.py", "deep/table.json")}
+
+
+def test_a_package_with_data_in_it_is_not_sent(packaged, tmp_path):
+    """8 + 3 MB are more than 10: nothing is copied, and the largest files are named with their sizes."""
+    for name, size in (("images.npy", 8_000_000), ("labels.npy", 3_000_000)):
+        with open(packaged / "deep" / name, "wb") as file:
+            file.truncate(size)
+    (tmp_path / "into").mkdir()
+    said = r"would be sent with 11.0 MB, 10 at most; largest: deep/images.npy \(8.0 MB\), deep/labels.npy \(3.0 MB\), "
+    with pytest.raises(BadInput, match=said):
+        plugins.copy_packages([("method", "theirs_packed.deep.net:M")], tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+
+
 GOOD = """
     from dataclasses import dataclass, replace
     from qdsim.algorithms import fedavg
@@ -97,6 +139,16 @@ GOOD = """
         return [fedavg.phase("unlearn", stage, View("real", without=request.forgotten))]
 """
 BAD = {
+    "exits": ("import sys\nsys.exit(3)", r"importing theirs fails: SystemExit: 3 \(theirs.py, line 2\)"),
+    "refuses fails": (
+        GOOD + "    def refuses(model):\n        return model.depths",
+        r"its refuses\(\) fails: AttributeError: .* \(theirs.py, line 17\)",
+    ),
+    "refuses": (GOOD + "    def refuses():\n        pass", r"too many positional arguments; wanted is refuses\(model"),
+    "storage": (
+        GOOD + "    def storage_bytes(hyper):\n        return 0, 0",
+        r"theirs.storage_bytes: too many positional arguments; wanted is storage_bytes\(hyper, settings,",
+    ),
     "raises": ("raise RuntimeError('no')", r"importing theirs fails: RuntimeError: no \(theirs.py, line 1\)"),
     "needs": ("import nothing_of_that_name", "it needs nothing_of_that_name, which is not here"),
     "no such name": ("OTHER = 1", "theirs has no METHOD; it has OTHER"),
@@ -181,6 +233,20 @@ def test_a_server_step_that_returns_nonsense_ends_the_run_in_one_line(theirs):
         run(theirs(text), methods=["theirs:METHOD"])
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return 3", "TypeError: 'int' object is not iterable"),
+        ("return history.rounds_of_mine, 0", "AttributeError: 'History' object has no attribute 'rounds_of_mine'"),
+    ],
+)
+def test_what_it_says_of_its_storage_ends_the_run_in_one_line(theirs, body, said):
+    """It is asked with the history of training, so after it; training is stored, and the next run takes it up."""
+    text = GOOD + f"    def storage_bytes(hyper, settings, request, history):\n        {body}"
+    with pytest.raises(BadInput, match=r"^methods = 'mine': its storage_bytes\(\) fails: " + said):
+        run(theirs(text), methods=["theirs:METHOD"])
+
+
 def test_names_that_are_nothing_are_refused_with_what_there_is():
     """Methods, attacks and data sets; networks and server rules have tests of their own."""
     for changes, said in [
@@ -222,12 +288,23 @@ def test_a_bad_reader_of_data_is_refused(theirs, returned, said):
         run(out, data={"dataset": "theirs:read"})
 
 
+HALF = '[{"subset": s, "member_rate": 0.5, "auc": 0.5, "tpr_at_1pct_fpr": 0.0} for s in ("forget", "retain")]'
+
+
 @pytest.mark.parametrize(
     ("judge", "said"),
-    [("lambda f: [{}]", "its judge fails: KeyError"), ("None", "is an Attack without judge")],
+    [
+        ("lambda f: [{}]", "its judge fails: KeyError"),
+        ("None", "is an Attack without judge"),
+        ("lambda: []", r"its judge: too many positional arguments; wanted is judge\(features\)"),
+        (f"lambda f: {HALF}[:1]", r"its rows are of \['forget'\]; wanted is one of forget and one of retain"),
+        ("lambda f: exit(0)", r"its judge fails: SystemExit: 0 "),
+        # of a client request there are no such samples
+        (f"lambda f: f.forget_others[0].sum() and {HALF}", "its judge fails: IndexError"),
+    ],
 )
 def test_a_bad_attack_is_refused(theirs, judge, said):
-    """No function, and one that returns nonsense."""
+    """No function, and one that returns nonsense: before anything runs, for hours of training come before an attack."""
     from qdsim.federation import attacks
 
     attacks.find.cache_clear()
@@ -237,5 +314,6 @@ def test_a_bad_attack_is_refused(theirs, judge, said):
         ATTACK = Attack("theirs", "theirs", "", {judge})
     """)
     with pytest.raises(BadInput, match=said):
-        run(out, methods=["retrain"], membership=["theirs:ATTACK"])
+        run(out, methods=["retrain"], membership=["theirs:ATTACK"], requests=[{"kind": "client", "target": 3}])
+    assert not out.exists()
     attacks.find.cache_clear()

@@ -23,7 +23,6 @@ name of an entry point in the group ``qdsim.methods``. The declaration and ``pha
 | S2U        | s2u.py         | clients           |
 """
 
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -40,6 +39,12 @@ from qdsim.ranges import NotNegative, Positive, Share
 
 CAPABILITIES = ("class", "client", "relearn")
 """What a method may be asked: to forget a class, to forget a client, to take it back."""
+WANTED = {
+    "phases": "phases(hyper, settings, request, history)",
+    "refuses": "refuses(model)",
+    "storage_bytes": "storage_bytes(hyper, settings, request, history)",
+}
+"""The functions that a method's module may have, each with what it is called with."""
 
 
 @dataclass(frozen=True)
@@ -188,9 +193,9 @@ def _check_declaration(name: str, method: Method) -> None:
     module = plugins.imported("methods", name, method.module)
     phases = getattr(module, "phases", None)
     if not callable(phases):
-        raise BadInput("methods", name, f"{method.module} has no function phases(hyper, settings, request, history)")
-    try:
-        inspect.signature(phases).bind(None, None, None, None)
-    except TypeError as error:
-        wanted = "phases(hyper, settings, request, history)"
-        raise BadInput("methods", name, f"{method.module}.phases: {error}; wanted is {wanted}") from None
+        raise BadInput("methods", name, f"{method.module} has no function {WANTED['phases']}")
+    for function, wanted in WANTED.items():
+        takes = getattr(module, function, None)
+        why = plugins.misfit(takes, *[None] * (wanted.count(",") + 1)) if takes is not None else None
+        if why:
+            raise BadInput("methods", name, f"{method.module}.{function}: {why}; wanted is {wanted}")

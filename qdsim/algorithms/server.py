@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
 
@@ -104,14 +105,66 @@ def _adaptive(delta: Params, state: Params, v: Params, settings: Server) -> tupl
 RULES: dict[str, Rule] = {"mean": mean, "momentum": momentum, "adam": adam, "yogi": yogi}
 
 
+@cache
 def rule_of(kind: str) -> Rule:
-    """Return a rule by its name, or by where it stands: ``package.module:rule``."""
+    """Return a rule by its name, or by where it stands: ``package.module:rule``; refuse what is none."""
     if kind in RULES:
         return RULES[kind]
     found = plugins.load_named("server rule", "server.kind", kind, RULES)
     if not callable(found):
         raise BadInput("server.kind", kind, f"is no function but a {type(found).__name__}")
+    why = plugins.misfit(found, None, None, None, None)
+    if why:
+        raise BadInput("server.kind", kind, f"{why}; wanted is rule(params, delta, state, settings)")
     return found
+
+
+def check_rule(settings: Server, params: Params) -> None:
+    """Call a rule from outside twice, as two rounds would, so that what it returns is seen before anything runs.
+
+    ``params`` are those of the network; each mean is 0.01 away from them, a number that a rule may divide by.
+    """
+    if settings.kind in RULES:
+        return
+    before = {name: tensor.double() for name, tensor in params.items()}
+    state: Params = {}
+    for _ in range(2):
+        moved, state = _ruled(settings, before, {name: tensor * 0 + 0.01 for name, tensor in before.items()}, state)
+        odd = [name for name, tensor in moved.items() if not bool(tensor.isfinite().all())]
+        if odd:
+            raise BadInput("server.kind", settings.kind, f"for updates of 0.01 its step of {odd[0]} is not finite")
+
+
+def _ruled(settings: Server, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
+    """Return what a rule makes of a round; refuse what is no step of this network and no state that can be kept."""
+    rule = rule_of(settings.kind)
+    if settings.kind in RULES:
+        return rule(params, delta, state, settings)
+    shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
+    with plugins.calling("server.kind", settings.kind, "its rule"):
+        returned = rule(params, delta, state, settings)
+    why = _nonsense(returned, shapes)
+    if why:
+        raise BadInput("server.kind", settings.kind, f"{why}; wanted are the step and the state, two dicts of tensors")
+    return returned
+
+
+def _nonsense(returned: Any, shapes: dict[str, tuple[int, ...]]) -> str | None:
+    """Say what is wrong with what a rule has returned, if anything is."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        return f"its rule returned {type(returned).__name__}"
+    for what, found in zip(("step", "state"), returned, strict=True):
+        if not isinstance(found, dict):
+            return f"its {what} is a {type(found).__name__}"
+        odd = [name for name, tensor in found.items() if not (isinstance(name, str) and hasattr(tensor, "isfinite"))]
+        if odd:
+            return f"its {what} holds a {type(found[odd[0]]).__name__} under {odd[0]!r}"
+    step = {name: tuple(tensor.shape) for name, tensor in returned[0].items()}
+    odd = [name for name in shapes | step if shapes.get(name) != step.get(name)]
+    if odd:
+        here, there = step.get(odd[0], "not there"), shapes.get(odd[0], "unknown")
+        return f"its step of {odd[0]} is {here}, in the model {there}"
+    return None
 
 
 def step(settings: Server, params: Params, mean_of: Params, state: Params) -> tuple[Params, Params]:
@@ -123,5 +176,5 @@ def step(settings: Server, params: Params, mean_of: Params, state: Params) -> tu
         return mean_of, {}
     before = {name: tensor.double() for name, tensor in params.items()}
     delta = {name: mean_of[name].double() - tensor for name, tensor in before.items()}
-    moved, state = rule_of(settings.kind)(params, delta, state, settings)
+    moved, state = _ruled(settings, params, delta, state)
     return {n: (before[n] + moved[n]).to(t.dtype) for n, t in params.items()}, state

@@ -1,4 +1,4 @@
-"""``qdsim.run``, ``resume``, ``load``, ``report`` and ``plan``: what the commands do, with values in and out.
+"""``qdsim.run``, ``resume``, ``load``, ``verify``, ``report`` and others: what the commands do, with values in and out.
 
 A user's mistake raises the error whose one line the command prints.
 """
@@ -32,6 +32,7 @@ from qdsim.federation.chaos import Fault
 from qdsim.store import run_directory, storage
 from qdsim.store.run_directory import first_line
 from qdsim.store.storage import StoragePath
+from qdsim.tracking import follow
 from qdsim.tracking.follow import Follower, check_trackers
 
 if TYPE_CHECKING:
@@ -127,6 +128,32 @@ def report(runs: str | StoragePath | Run | Iterable[str | StoragePath | Run], *,
     given = [runs] if isinstance(runs, str | StoragePath | Run) else list(runs)
     paths = [run.path if isinstance(run, Run) else run for run in given]
     return reports.write(paths, Path(out), most_workers=1).page
+
+
+def verify(first: str | StoragePath | Run, second: str | StoragePath | Run) -> str | None:
+    """Compare two runs value by value, clocks and places aside: None if they are equal, else the first difference."""
+    from qdsim.store.verify import difference
+
+    return difference(_path_of(first), _path_of(second))
+
+
+def export(
+    run: str | StoragePath | Run, *, to: str | Iterable[str], out: str | os.PathLike[str] | None = None
+) -> list[str]:
+    """Send the rows of a run, finished or not, to trackers; nothing is there twice, however often it is done.
+
+    ``to``: ``tensorboard``, ``wandb``, ``mlflow`` or ``trackio``, or several. ``out`` is where TensorBoard's and W&B's
+    files go, by default the run directory. Returns a line for each tracker that says where the rows are.
+    """
+    trackers = check_trackers([to] if isinstance(to, str) else to, "--to")
+    return follow.export(_path_of(run), trackers, None if out is None else Path(out))
+
+
+def _path_of(run: str | StoragePath | Run) -> StoragePath:
+    """Return a run's directory, which need not be readable."""
+    if isinstance(run, Run):
+        return run.path
+    return run_directory.find_run(run) if isinstance(run, str) else run
 
 
 def plan(

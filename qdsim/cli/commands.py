@@ -205,9 +205,9 @@ def verify(
     debug: DEBUG = False,
 ) -> None:
     """Compare two runs value by value, clocks and places aside: exit 0 if equal, else 1 with the first difference."""
-    from qdsim.store.verify import difference
+    from qdsim.api import functions
 
-    found = difference(run_directory.find_run(first), run_directory.find_run(second))
+    found = functions.verify(first, second)
     print(found or "equal")
     raise typer.Exit(1 if found else 0)
 
@@ -347,9 +347,9 @@ def export(
     debug: DEBUG = False,
 ) -> None:
     """Send the rows of a run, finished or not, to a tracker; nothing is there twice, however often it is done."""
-    from qdsim.tracking import follow
+    from qdsim.api import functions
 
-    for line in follow.export(run_directory.find_run(run), follow.check_trackers(to, "--to"), out):
+    for line in functions.export(run, to=to, out=out):
         say(line)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from qdsim import plugins
-from qdsim.errors import BadInput, MissingData, QdsimError
+from qdsim.errors import BadInput, MissingData
 from qdsim.store.images import decode_image
 
 DIGITS_TEST_SHARE = 0.2
@@ -276,12 +276,8 @@ def _outside(name: str, root: Path) -> _Parts:
     reader = plugins.load("data.dataset", name, reference)
     if not callable(reader):
         raise BadInput("data.dataset", name, f"is no function but a {type(reader).__name__}")
-    try:
+    with plugins.calling("data.dataset", name, "calling it"):
         arrays = [np.asarray(array) for array in reader(root)]
-    except QdsimError:
-        raise
-    except Exception as error:  # whatever its own code raises
-        raise BadInput("data.dataset", name, f"calling it fails: {plugins.in_a_line(error)}") from None
     wanted = "wanted are train_images, train_labels, test_images, test_labels"
     if len(arrays) != 4:
         raise BadInput("data.dataset", name, f"it returned {len(arrays)} arrays; {wanted}")

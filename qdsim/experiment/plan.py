@@ -1,16 +1,16 @@
 """From a job and its data to what will be run; whatever only the data can refuse is refused here."""
 
-import inspect
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qdsim import plugins, seeds
-from qdsim.algorithms import fedavg, quickdrop
+from qdsim.algorithms import fedavg, quickdrop, server
 from qdsim.algorithms.history import History
 from qdsim.algorithms.methods import METHODS, Method
 from qdsim.algorithms.phase import Phase
@@ -20,9 +20,10 @@ from qdsim.data import partition
 from qdsim.data.datasets import Dataset
 from qdsim.data.forgetting import NOTHING, ForgetSet, UnlearningRequest, View
 from qdsim.data.partition import Partition
-from qdsim.errors import BadInput, QdsimError
+from qdsim.errors import BadInput
 from qdsim.experiment.config import Job
 from qdsim.experiment.sections import Request
+from qdsim.federation import membership
 from qdsim.models.convnet import ConvNet
 from qdsim.models.kinds import CONVNET
 from qdsim.models.model import Model
@@ -180,6 +181,8 @@ def training_task(point: SweepPoint, federation: FederationPlan) -> Task:
 def build_plan(job: Job, dataset: Dataset) -> Plan:
     """Split the data for each point and seed, and resolve the requests."""
     requests = _numbered(job, dataset)
+    for name in job.membership:
+        membership.check_attack(name, {request.kind for request in requests})
     splits: dict[str, Partition] = {}
     points = tuple(_plan_point(label, point, dataset, requests, splits) for label, point in job.sweep_points())
     return Plan(job, points, dataset.test_labels, dataset.sha256())
@@ -189,6 +192,8 @@ def _plan_point(
     label: str, job: Job, dataset: Dataset, requests: list[Request], splits: dict[str, Partition]
 ) -> SweepPoint:
     model = _network(job, dataset)
+    if job.server.kind not in server.RULES:
+        server.check_rule(job.server, model.init(seeds.generator(job.seeds[0], "init", request="", phase="train")))
     plans = []
     for seed in job.seeds:
         wanted = f"{seed} {job.partition!r}"
@@ -217,24 +222,36 @@ def _network(job: Job, dataset: Dataset) -> Model:
         model = ModuleModel(wanted.kind, channels, size, dataset.num_classes, options)
         found = checked_model(model, distils=distils)
     for name, method in job.methods_by_name.items():
-        reason = getattr(method.load(), "refuses", lambda model: None)(found)
+        with _their_code(method, "refuses"):
+            reason = getattr(method.load(), "refuses", lambda model: None)(found)
         if reason:
             why = f"{method.title} cannot serve it: {reason}"
             raise BadInput("model.kind", wanted.kind, f"{why}; leave {name} out of methods")
     return found
 
 
+def _their_code(method: Method, function: str) -> AbstractContextManager[None]:
+    """Have what a method's own code raises in one line, where it is from outside; in qdsim's own it is our mistake."""
+    return nullcontext() if method.name in METHODS else plugins.calling("methods", method.name, f"its {function}()")
+
+
+def storage_of(method: Method, hyper: Hyperparameters, request: UnlearningRequest, history: History) -> tuple[int, int]:
+    """Return what a method stores for unlearning, in bytes: measured, and by the accounting of its paper."""
+    stored = getattr(method.load(), "storage_bytes", None)
+    if stored is None:
+        return 0, 0
+    with _their_code(method, "storage_bytes"):
+        measured, nominal = map(int, stored(hyper, hyper.methods.get(method.name), request, history))
+    return measured, nominal
+
+
 def _phases_of(method: Method, hyper: Hyperparameters, request: UnlearningRequest, history: History) -> list[Phase]:
     """Ask a method for its phases; what one from outside returns is checked before anything runs."""
     phases = method.load().phases
-    if method.name in METHODS:
-        return list(phases(hyper, hyper.methods.get(method.name), request, history))
-    try:
+    with _their_code(method, "phases"):
         found = phases(hyper, hyper.methods.get(method.name), request, history)
-    except QdsimError:
-        raise
-    except Exception as error:  # whatever its own code raises
-        raise BadInput("methods", method.name, f"its phases() fails: {plugins.in_a_line(error)}") from None
+    if method.name in METHODS:
+        return list(found)
     if not isinstance(found, list | tuple) or not all(isinstance(phase, Phase) for phase in found) or not found:
         what = repr(found)
         if isinstance(found, list | tuple):
@@ -259,10 +276,9 @@ def _check_phase(method: Method, phase: Phase) -> None:
         "select": ((None, None), {}),
     }
     for name, (positional, keywords) in calls.items():
-        try:
-            inspect.signature(getattr(phase, name)).bind(*positional, **keywords)
-        except TypeError as error:
-            raise BadInput("methods", method.name, f"the {name} of its phase {phase.name}: {error}") from None
+        why = plugins.misfit(getattr(phase, name), *positional, **keywords)
+        if why:
+            raise BadInput("methods", method.name, f"the {name} of its phase {phase.name}: {why}")
 
 
 def _numbered(job: Job, dataset: Dataset) -> list[Request]:

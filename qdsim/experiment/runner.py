@@ -1,6 +1,7 @@
 """Work through a plan on one executor: train each federation once, then every method and request from there."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from qdsim.errors import BadInput
 from qdsim.experiment import gallery, rows, sharing
 from qdsim.experiment.checkpoint import Checkpoint, Commit
 from qdsim.experiment.phase_record import PhaseRecord, RunState, scores
-from qdsim.experiment.plan import SHARED, PhaseKey, Plan, Task
+from qdsim.experiment.plan import SHARED, PhaseKey, Plan, Task, storage_of
 from qdsim.experiment.progress import Event, Notice, Row, Step
 from qdsim.experiment.resume import Action, Continue, Outputs, Skip, is_served, plan_request, plan_training
 from qdsim.experiment.trained import Rows, Trained, TrainedStore, check_same_training, description
@@ -58,6 +59,8 @@ class Experiment:
         self._owner = run_directory.identity(run_dir)
         self._run_state = RunState(plan, executor, self._writer, self._checkpoint, emit, check_owner)
         self._store = TrainedStore(trained_in or run_dir.parent)
+        self._takes_turns = trained_in is not None
+        """Others beside it come to the same trainings: it waits for theirs."""
         self._models = run_dir / "models"
         self._tasks = {task.key(): task for task in plan.tasks()}
         self._commit: Commit | None = None
@@ -69,7 +72,8 @@ class Experiment:
         self._commit = self._checkpoint.load()
         for training, tasks in self._plan.trainings():
             served = [is_served(self._outputs(task), self._written(task)) for task in tasks]
-            trained = None if all(served) else self._train(training)
+            with ExitStack() as turn:
+                trained = None if all(served) else self._train(training, turn)
             if trained is None:
                 for phase in training.phases():
                     self._run_state.pace.end(training.key(phase.name))
@@ -85,7 +89,7 @@ class Experiment:
 
     # -- training ------------------------------------------------------------------------------------------------------
 
-    def _train(self, training: Task) -> Trained:
+    def _train(self, training: Task, turn: ExitStack) -> Trained:
         """Train, or take the state that an earlier training of the same fields left."""
         point, federation, phases = training.point, training.federation, training.phases()
         parts = zip(federation.partition.indices, federation.labels, strict=True)
@@ -96,6 +100,10 @@ class Experiment:
         self._writer.append("partitions", training.key().part, rows.partition_rows(training))
         described = self._described(training, phases)
         trained, stored_phases = self._find_stored(described, point.model, len(shards))
+        if self._takes_turns and stored_phases < len(phases):
+            waiting = Notice("another run does the same training: waiting for what it stores")
+            turn.enter_context(self._store.turn(described[0], partial(self._emit, waiting)))
+            trained, stored_phases = self._find_stored(described, point.model, len(shards))
         if trained is None:
             trained = Trained(self._initial_params(training, request="", phase="train"), History(), {})
         self._copy_rows(training, phases[:stored_phases], trained.rows)
@@ -407,9 +415,7 @@ class Experiment:
             return measured, int(counts.sum()) * point.model.channels * point.model.size**2
         if method is None:
             return 0, 0
-        stored = getattr(method.load(), "storage_bytes", None)
-        settings = point.hyper.methods.get(task.method)
-        return stored(point.hyper, settings, task.request, history) if stored else (0, 0)
+        return storage_of(method, point.hyper, task.request, history)
 
     def _say_skipped(self, task: Task, phases: Sequence[Phase]) -> None:
         """Say that phases had been done before."""

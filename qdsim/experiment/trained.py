@@ -6,11 +6,15 @@ model, the history, the clients' synthetic sets and the rows of the tables from 
 own, so a sweep over F trains once.
 
 A state is there when its ``state.json`` is, which is written last. Two runs that store the same state at the same time
-write the same files, clocks aside. They are numpy arrays, Parquet and JSON; reading them executes nothing.
+write the same files, clocks aside; trials of a search take turns instead. The files are numpy arrays, Parquet and JSON;
+reading them executes nothing.
 """
 
 import hashlib
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,7 +32,7 @@ from qdsim.models import params as P
 from qdsim.models.device import join_devices
 from qdsim.models.model import Model, check_params
 from qdsim.models.params import Params
-from qdsim.store import arrays, completeness, run_directory, storage, tables
+from qdsim.store import arrays, completeness, lock, run_directory, storage, tables
 from qdsim.store.arrays import ArrayFile
 from qdsim.store.storage import StoragePath
 
@@ -37,6 +41,9 @@ VERSION = 3
 FORMAT = 2
 """Of the files of a state. Since 2 each says inside which training it is of."""
 FOLDER = ".trained"
+TURNS = "turns"
+"""Inside it: whose turn it is to train what."""
+POLL_S = 0.2
 TABLES = ("rounds", "stages", "clients", "classes")
 """That a training writes rows of."""
 FIX = "delete the folder under .trained to train again"
@@ -118,6 +125,25 @@ class TrainedStore:
         """Return where the state so described lies, or would."""
         text = json.dumps(described, sort_keys=True)
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @contextmanager
+    def turn(self, described: dict[str, Any], say_waiting: Callable[[], None]) -> Iterator[None]:
+        """Train alone inside the block: who comes to the same training meanwhile waits, then finds it stored.
+
+        One that dies meanwhile gives its turn up, as a run its lock.
+        """
+        place = self._folder / TURNS / self.path(described).name
+        place.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as owned:
+            while True:
+                try:
+                    owned.enter_context(lock.held(place))
+                    break
+                except BadInput:  # it is another's
+                    say_waiting()
+                while lock.is_held(place):
+                    time.sleep(POLL_S)
+            yield
 
     def load(self, described: dict[str, Any], model: Model, executor: Executor, clients: int) -> Trained | None:
         """Return the state if it is there and every node can access it; the owners read their clients' sets."""

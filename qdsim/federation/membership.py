@@ -22,7 +22,7 @@ test samples of that class, otherwise the test samples that the attack has not l
 it has).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from qdsim import plugins, seeds
 from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.errors import BadInput
 from qdsim.federation import evaluation
-from qdsim.federation.attacks import ENTROPY_SVM, LOSS_THRESHOLD, Attack, find
+from qdsim.federation.attacks import ATTACKS, ENTROPY_SVM, LOSS_THRESHOLD, Attack, find
 from qdsim.federation.executor import Executor
 from qdsim.federation.measures import FEATURES
 from qdsim.models.params import Params
@@ -42,6 +42,8 @@ MOST_OF_A_KIND = 5_000
 """Samples of each kind in the attack by loss, half of them to learn from."""
 MOST_IN_ALL = 10_000
 """Samples that the attack by entropy learns from."""
+MADE_UP = 200
+"""Samples of each kind on which an attack from outside is tried."""
 LOW_RATE = 0.01
 TAIL = 0.05
 LOSS, ENTROPY = FEATURES.index("loss"), FEATURES.index("entropy")
@@ -140,10 +142,32 @@ def run(attack: str, features: AttackFeatures) -> list[Row]:
     found = find(attack)
     if found.judge is None:
         return (_entropy_svm if attack == ENTROPY_SVM.name else _loss_threshold)(features)
-    try:
-        return [_checked_row(found, row) for row in found.judge(features)]
-    except Exception as error:  # whatever the attack's own code raises
-        raise BadInput("membership", attack, f"its judge fails: {plugins.in_a_line(error)}") from None
+    with plugins.calling("membership", attack, "its judge"):
+        rows = [_checked_row(found, row) for row in found.judge(features)]
+        subsets = [row["subset"] for row in rows]
+        if sorted(map(str, subsets)) != ["forget", "retain"]:
+            raise ValueError(f"its rows are of {subsets}; wanted is one of forget and one of retain")
+    return rows
+
+
+def check_attack(name: str, kinds: Collection[str]) -> None:
+    """Have an attack from outside judge made-up features before anything runs: hours of training come before the real.
+
+    Members' losses and entropies are smaller than others'. ``kinds`` are those of the job's requests: for a client
+    there are no test samples of the forgotten kind.
+    """
+    if name in ATTACKS:
+        return
+    judge = find(name).judge
+    assert judge is not None  # it has been found
+    why = plugins.misfit(judge, None)
+    if why:
+        raise BadInput("membership", name, f"its judge: {why}; wanted is judge(features)")
+    rng = np.random.default_rng(0)
+    inside, outside = (scale * rng.exponential(size=(MADE_UP, len(FEATURES))) for scale in (0.5, 1.0))
+    for kind in kinds:
+        own = outside[:0] if kind == "client" else outside.copy()
+        run(name, AttackFeatures(inside, outside, inside.copy(), own))
 
 
 def _checked_row(attack: Attack, row: Row) -> Row:

@@ -60,7 +60,7 @@ class Model(Protocol):
         """Return logits (n, num_classes) for normalised images (n, c, h, w); no sample's depend on another's."""
 
     def features(self, params: Params, images: Tensor) -> Tensor:
-        """Return what the classifier sees, (n, features)."""
+        """Return what the classifier sees, (n, features): the input of the last linear layer that is executed."""
 
     def activity(self, params: Params, images: Tensor, hook: str) -> tuple[Tensor, list[Tensor]]:
         """Return the logits, and for each prunable layer the mean activity of every channel (n, channels).

@@ -69,33 +69,47 @@ class ModuleModel:
 
     def forward(self, params: Params, images: Tensor) -> Tensor:
         """Return logits (n, num_classes) for normalised images (n, c, h, w)."""
-        logits: Tensor = functional_call(_module_of(self), (params, self._buffers(images)), (images,))
+        constants = _constants_on(self, images.device, images.dtype)
+        logits: Tensor = functional_call(_module_of(self), (params, constants), (images,))
         return logits
 
     def features(self, params: Params, images: Tensor) -> Tensor:
-        """Return what the last linear layer sees, (n, features); the logits where the network has none."""
-        linear = [layer for layer in _module_of(self).modules() if isinstance(layer, nn.Linear)]
+        """Return the input of the last linear layer that is executed, wherever it was declared, (n, features)."""
         seen: list[Tensor] = []
-        if not linear:
-            return self.forward(params, images)
-        handle = linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+
+        def read(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen[:] = inputs[:1]
+
+        linear = [layer for layer in _module_of(self).modules() if isinstance(layer, nn.Linear)]
+        handles = [layer.register_forward_pre_hook(read) for layer in linear]
         try:
             self.forward(params, images)
         finally:
-            handle.remove()
-        return seen[-1].flatten(1)
+            for handle in handles:
+                handle.remove()
+        if not seen:
+            why = "it executes no torch.nn.Linear, so there are no features before a classifier; end it with one"
+            raise _refused(self, why)
+        return seen[0].flatten(1)
 
     def activity(self, params: Params, images: Tensor, hook: str) -> tuple[Tensor, list[Tensor]]:
         """Return the logits, and for each prunable layer the mean activity of every channel (n, channels)."""
-        found: list[Tensor] = []
-
-        def read(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-            activity = output.relu() if hook == "convolution" else output
-            found.append(activity.flatten(2).mean(2) if activity.ndim > 2 else activity)
-
-        module = _module_of(self)
         names = [getattr(layer, hook) for layer in self.prunable]
-        handles = [module.get_submodule(name).register_forward_hook(read) for name in names]
+        if not all(names):
+            raise _refused(self, f"its attribute prunable names no {hook}, which fump.hook asks for")
+        logits, outputs = self._outputs_of(names, params, images)
+        found = [output.relu() if hook == "convolution" else output for (output,) in outputs]
+        return logits, [output.flatten(2).mean(2) if output.ndim > 2 else output for output in found]
+
+    def _outputs_of(self, names: list[str], params: Params, images: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return the logits, and of each of these submodules what it returned, one for each time it was executed."""
+        found: list[list[Tensor]] = [[] for _ in names]
+
+        def into(own: list[Tensor]) -> Callable[[nn.Module, Any, Tensor], None]:
+            return lambda layer, inputs, output: own.append(output)
+
+        pairs = zip(names, found, strict=True)
+        handles = [_module_of(self).get_submodule(name).register_forward_hook(into(own)) for name, own in pairs]
         try:
             logits = self.forward(params, images)
         finally:
@@ -108,13 +122,6 @@ class ModuleModel:
         built_from = {"kind": self.kind, "options": json.loads(self.options)}
         return built_from | {"channels": self.channels, "size": self.size, "num_classes": self.num_classes}
 
-    def _buffers(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the module's constants where the images are, in their precision."""
-        found = {}
-        for name, buffer in _constants_of(self).items():
-            found[name] = buffer.to(images.device, images.dtype if buffer.is_floating_point() else buffer.dtype)
-        return found
-
 
 @cache
 def _module_of(model: ModuleModel) -> nn.Module:
@@ -126,6 +133,13 @@ def _module_of(model: ModuleModel) -> nn.Module:
 def _constants_of(model: ModuleModel) -> dict[str, Tensor]:
     """Return the module's buffers, which no step changes."""
     return dict(_build(model, 0).named_buffers())
+
+
+@cache
+def _constants_on(model: ModuleModel, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return them on a device, copied once; numbers that are no integers have the precision of the images."""
+    found = _constants_of(model).items()
+    return {name: buffer.to(device, dtype if buffer.is_floating_point() else buffer.dtype) for name, buffer in found}
 
 
 def _build(model: ModuleModel, seed: int) -> nn.Module:
@@ -215,7 +229,7 @@ def checked_model(model: ModuleModel, *, distils: bool) -> ModuleModel:
         again = _build(model, 0)
     except BadInput:
         raise
-    except Exception as error:  # whatever the factory's own code raises
+    except (Exception, SystemExit) as error:  # whatever the factory's own code raises
         raise _refused_call(model, error) from None
     if not isinstance(module, nn.Module):
         raise _refused(model, f"it returned a {type(module).__name__}; wanted is a torch.nn.Module")
@@ -228,8 +242,11 @@ def checked_model(model: ModuleModel, *, distils: bool) -> ModuleModel:
             "its parameters differ between two calls with the same seed: draw them from torch's global generator alone"
         )
         raise _refused(model, why)
-    _check_answers(model, distils)
-    _check_prunable(model, set(first))
+    draws = torch.Generator().manual_seed(0)
+    params = model.init(draws, torch.float64)
+    images = torch.randn(3, model.channels, model.size, model.size, generator=draws, dtype=torch.float64)
+    _check_answers(model, params, images, distils)
+    _check_prunable(model, params, images)
     return model
 
 
@@ -251,16 +268,15 @@ def _check_layers(model: ModuleModel, module: nn.Module) -> None:
             raise _refused(model, f"{what} with p = {share}: a step must be a function of its values; {fix}")
 
 
-def _check_answers(model: ModuleModel, distils: bool) -> None:
+def _check_answers(model: ModuleModel, params: Params, images: Tensor, distils: bool) -> None:
     """Refuse a network whose answers have another shape, are not numbers, or depend on the batch around a sample."""
-    draws = torch.Generator().manual_seed(0)
-    params = model.init(draws, torch.float64)
-    images = torch.randn(3, model.channels, model.size, model.size, generator=draws, dtype=torch.float64)
+    constants = _constants_on(model, images.device, images.dtype)
+    versions = {name: buffer._version for name, buffer in constants.items()}
     shape = (model.channels, model.size, model.size)
     try:
         with torch.no_grad():
             logits = model.forward(params, images)
-    except Exception as error:  # whatever the network's own code raises
+    except (Exception, SystemExit) as error:  # whatever the network's own code raises
         raise _refused(model, f"on images of {shape} it fails: {plugins.in_a_line(error)}") from None
     if not isinstance(logits, Tensor) or logits.shape != (3, model.num_classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -269,6 +285,10 @@ def _check_answers(model: ModuleModel, distils: bool) -> None:
         raise _refused(model, "its first answers are not finite")
     with torch.no_grad():
         alone = model.forward(params, images[:1])
+    changed = [name for name, buffer in constants.items() if buffer._version != versions[name]]
+    if changed:
+        why = f"its buffer {changed[0]} is changed by a call: a step must be a function of its values"
+        raise _refused(model, f"{why}; keep what is counted or averaged out of the network")
     if not torch.allclose(alone, logits[:1], rtol=1e-6, atol=1e-8):
         apart = float((alone - logits[:1]).abs().max())
         why = f"an image's logits differ by {apart:.2g} when it is alone: samples of a batch see each other"
@@ -304,23 +324,37 @@ def _check_second_derivative(model: ModuleModel, params: Params, images: Tensor)
         raise _refused(model, f"{why}: a layer cannot be differentiated twice, which matching needs; use other layers")
 
 
-def _check_prunable(model: ModuleModel, names: set[str]) -> None:
-    module = _module_of(model)
-    submodules = {name for name, _ in module.named_modules()}
+def _check_prunable(model: ModuleModel, params: Params, images: Tensor) -> None:
+    """Refuse names that are nobody's, and layers whose parameters have not one row for each channel."""
+    submodules = {name for name, _ in _module_of(model).named_modules()}
     for layer in model.prunable:
         if not isinstance(layer, PrunableLayer):
             raise _refused(model, f"its attribute prunable holds a {type(layer).__name__}, wanted is a PrunableLayer")
-        odd = [n for n in layer.tensors if n not in names]
+        odd = [n for n in layer.tensors if n not in params]
         odd += [n for n in (layer.activation, layer.convolution) if n not in submodules]
         if odd:
             raise _refused(model, f"its attribute prunable names {odd[0]}, which it does not have")
+        if not layer.tensors or not (layer.activation or layer.convolution):
+            raise _refused(model, f"its attribute prunable holds {layer}, which names no tensors or no submodule")
+        read = [name for name in (layer.activation, layer.convolution) if name]
+        with torch.no_grad():
+            _, outputs = model._outputs_of(read, params, images)
+        for name, returned in zip(read, outputs, strict=True):
+            if len(returned) != 1:
+                raise _refused(model, f"its prunable submodule {name} is executed {len(returned)} times, wanted is one")
+            shapes = {n: tuple(params[n].shape) for n in layer.tensors}
+            wide = returned[0].shape[1] if returned[0].ndim > 1 else 0
+            narrow = [n for n, shape in shapes.items() if shape[:1] != (wide,)]
+            if narrow:
+                why = f"its submodule {name} has {wide} channels and its parameter {narrow[0]} the shape"
+                raise _refused(model, f"{why} {shapes[narrow[0]]}: FU-MP needs one row of it for each channel")
 
 
 def _refused(model: ModuleModel, why: str) -> BadInput:
     return BadInput("model.kind", model.kind, why)
 
 
-def _refused_call(model: ModuleModel, error: Exception) -> BadInput:
+def _refused_call(model: ModuleModel, error: BaseException) -> BadInput:
     options = json.loads(model.options)
     if isinstance(error, TypeError) and not model.kind.startswith(TORCHVISION):
         known = inspect.signature(_factory(model.kind)).parameters

@@ -102,7 +102,7 @@ class Reader:
 
     def _new_parts(self, table: str) -> list[tuple[StoragePath, list[dict[str, Any]]]]:
         """Read the parts that were not seen; of a file that several were joined into, the rows of those."""
-        found = []
+        found: list[tuple[StoragePath, list[dict[str, Any]]]] = []
         for path in run_directory.part_files(self._run_dir, table):
             if (table, path.stem) in self._seen:  # a round that was done again has the values that it had
                 continue

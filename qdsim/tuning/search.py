@@ -80,7 +80,8 @@ def tune(
 
     ``over`` gives each key its range, ``{"train.lr": "loguniform(0.001, 0.1)"}``. A trial is a run in the folder of the
     search; trainings are taken from and stored in ``<out>/.trained``, so trials that differ in unlearning alone train
-    once. ``concurrent`` trials run at a time. A trial that fails (a learning rate too high) is one that is not chosen.
+    once. ``concurrent`` trials run at a time, and take turns at the same training. A trial that fails (a learning rate
+    too high) is one that is not chosen.
     """
     texts = [f"{key}={text}" for key, text in over.items()] if isinstance(over, Mapping) else list(over)
     ranges = [Range.parse(text) for text in texts]

@@ -79,6 +79,8 @@ class Range:
             raise BadInput("--over", text, f"{self.kind} takes a lower bound{above}, then a higher one")
         if "int" in self.kind and not all(isinstance(a, int) for a in self.arguments):
             raise BadInput("--over", text, f"{self.kind} takes whole numbers")
+        if self.kind.startswith("q") and not self.arguments[2] > 0:
+            raise BadInput("--over", text, f"{self.kind} takes a step above 0 as its third number")
 
     def ends(self) -> list[Any]:
         """Return the values at the ends of the range, or all that it lists: each must suit the job."""

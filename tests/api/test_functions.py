@@ -129,6 +129,22 @@ def test_an_interrupted_run_is_resumed(tmp_path):
     assert qdsim.resume(resumed, engine="inline", progress=False).path == resumed.path
 
 
+def test_two_runs_are_compared_and_a_run_is_exported(tmp_path):
+    """Equal to itself, by path, text or Run; with one round more the first difference is in a line."""
+    small = {"methods": ["retrain"], "recover": {"rounds": 0}, "relearn": {"rounds": 0}}
+    one, longer = (run_tiny(tmp_path / str(n), train={"rounds": n}, **small) for n in (1, 2))
+    assert qdsim.verify(one, qdsim.load(one)) is None
+    assert qdsim.verify(str(one), str(longer)) == difference(one, longer)
+    assert "table rounds: " in qdsim.verify(str(one), str(longer))
+    (said,) = qdsim.export(one, to="tensorboard", out=tmp_path / "there")
+    assert str(tmp_path / "there" / one.name) in said
+    assert [*(tmp_path / "there" / one.name).rglob("events.out.*")]
+    with pytest.raises(BadInput, match="--to = 'paper': no such tracker"):
+        qdsim.export(one, to=["paper"])
+    with pytest.raises(BadInput, match=r"no manifest.json there"):
+        qdsim.verify(str(one), str(tmp_path))
+
+
 def test_ctrl_c_is_a_keyboard_interrupt(tmp_path):
     """As in any Python program; the manifest says interrupted, and the handler is the one that was there before."""
     before = signal.default_int_handler  # a command in the background may have been started without it

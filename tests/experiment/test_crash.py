@@ -11,9 +11,10 @@ from tests import crash
 @pytest.mark.ray
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(tmp_path):
-    """A client actor and the command, each killed once: nothing lost, nothing twice."""
+    """A client actor and the command, each killed once: nothing lost, nothing twice; FedAdam's state among it."""
     job = tmp_path / "crash.toml"
-    job.write_text(crash.JOB.replace(', "federaser"', "").replace("rounds = 2,", "rounds = 0,"), encoding="utf-8")
+    text = crash.JOB.replace(', "federaser"', "").replace("rounds = 2,", "rounds = 0,")
+    job.write_text(text + 'server = { kind = "adam" }\n', encoding="utf-8")
     assert crash.start(job, tmp_path / "undisturbed", "inline").wait(300) == 0
     strikes = [crash.Strike("client"), crash.Strike("command")]
     happened = crash.disturbed(job, tmp_path / "disturbed", strikes, random.Random(1), 4.0)

@@ -2,13 +2,18 @@
 
 import json
 import shutil
+import threading
+import time
 
 import numpy as np
 import pytest
 
+import qdsim
 from qdsim.errors import BadInput
+from qdsim.store import lock
 from qdsim.store.run_directory import read_manifest
-from tests.runs import run, table
+from qdsim.store.verify import difference
+from tests.runs import TINY, run, table
 
 SIX = ["quickdrop", "retrain", "sga", "federaser", "fump"]
 KEYS = ["cell", "method", "request", "phase", "round"]
@@ -291,3 +296,28 @@ def two_trainings(tmp_path_factory):
     for folder, lr in zip(folders, (0.1, 0.05), strict=True):
         run(folder, methods=["quickdrop"], train={"rounds": 1, "lr": lr})
     return folders
+
+
+def test_who_comes_to_the_same_training_waits_for_it(tmp_path):
+    """Trials of a search share a folder of trained states: while one trains, another waits for what is stored.
+
+    Here the one that trains is this test: it holds the turn until the other has said that it waits, then stores.
+    """
+    small = {**TINY, "methods": ["retrain"]}
+    first = qdsim.run(small, out=tmp_path / "first", engine="inline", progress=False)
+    (stored,) = states(tmp_path / "first")
+    shared, found = tmp_path / "shared" / ".trained", []
+    turn = shared / "turns" / stored.name
+    turn.mkdir(parents=True)
+    options = {"out": tmp_path / "trials", "trained_in": tmp_path / "shared", "engine": "inline", "progress": False}
+    trial = threading.Thread(target=lambda: found.append(qdsim.run(small, **options)))
+    with lock.held(turn):
+        trial.start()
+        while not any("waiting for what it stores" in log.read_text() for log in tmp_path.glob("trials/*/log.txt")):
+            assert trial.is_alive()
+            time.sleep(0.05)
+        shutil.copytree(stored, shared / stored.name)
+    trial.join()
+    assert table(found[0].path, "rounds").query("phase == 'train'")["reused"].all()
+    assert difference(first.path, found[0].path) is None
+    assert not list(turn.iterdir()), "the turn was given back"

@@ -84,6 +84,48 @@ MODULE = """
     def once(*, channels, size, num_classes):
         return OnceNet(channels * size * size, num_classes)
 
+    class Counting(nn.Module):
+        def __init__(self, inputs, outputs):
+            super().__init__()
+            self.register_buffer("scale", torch.tensor(2.0))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+            self.linear = nn.Linear(inputs, outputs)
+
+        def forward(self, x):
+            self.calls += 1
+            return self.scale * self.linear(x.flatten(1))
+
+    def counting(*, channels, size, num_classes):
+        return Counting(channels * size * size, num_classes)
+
+    class Scaled(Counting):
+        def forward(self, x):
+            return self.scale * self.linear(x.flatten(1))
+
+    def scaled(*, channels, size, num_classes):
+        return Scaled(channels * size * size, num_classes)
+
+    class Rests(nn.Module):
+        def __init__(self, inputs, outputs):
+            super().__init__()
+            self.classifier = nn.Linear(5, outputs)
+            self.inner = nn.Linear(inputs, 5)
+            self.never = nn.Linear(5, 7)
+
+        def forward(self, x):
+            return self.classifier(self.inner(x.flatten(1)).tanh())
+
+    def rests(*, channels, size, num_classes):
+        return Rests(channels * size * size, num_classes)
+
+    def convolutions(*, channels, size, num_classes, tensors=("0.weight", "0.bias"), convolution="0", activation="1"):
+        from qdsim.models.model import PrunableLayer
+
+        layers = [nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.Conv2d(4, num_classes, size - 2), nn.Flatten()]
+        found = nn.Sequential(*layers)
+        found.prunable = (PrunableLayer(tuple(tensors), activation, convolution),)
+        return found
+
     number = 3
 """
 
@@ -98,8 +140,8 @@ def outside(tmp_path, monkeypatch):
     sys.modules.pop("their_networks", None)
     from qdsim.models import module
 
-    module._factory.cache_clear()
-    module._module_of.cache_clear()
+    for found in (module._factory, module._module_of, module._constants_of, module._constants_on):
+        found.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lenet", "resnet", "torchvision:resnet18", "torchvision:squeezenet1_1"])
@@ -146,6 +188,42 @@ def test_features_are_what_the_last_layer_sees():
         torch.testing.assert_close(answer, model.forward(params, images))
 
 
+def test_features_are_of_the_last_layer_that_is_executed(outside):
+    """Declared: classifier, inner, never; executed: inner, classifier, whose input has five numbers.
+
+    A network of convolutions alone has none, and says so.
+    """
+    model = outside("rests")
+    params = model.init(torch.Generator().manual_seed(0), torch.float64)
+    images = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = model.features(params, images)
+    inner = images.flatten(1) @ params["inner.weight"].T + params["inner.bias"]
+    torch.testing.assert_close(found, inner.tanh())
+    model = outside("convolutions")
+    with pytest.raises(
+        BadInput, match=r"it executes no torch\.nn\.Linear, so there are no features before a classifier"
+    ):
+        model.features(model.init(torch.Generator()), images.float())
+
+
+def test_constants_are_copied_once(outside):
+    """The buffer 2 doubles the logits, in the precision of the images; a second call has the very same tensors."""
+    from qdsim.models import module
+
+    model = checked_model(outside("scaled"), distils=True)
+    for dtype in (torch.float32, torch.float64):
+        params = model.init(torch.Generator().manual_seed(0), dtype)
+        images = torch.ones(2, 1, 8, 8, dtype=dtype)
+        plain = images.flatten(1) @ params["linear.weight"].T + params["linear.bias"]
+        torch.testing.assert_close(model.forward(params, images), 2 * plain)
+        held = module._constants_on(model, images.device, dtype)
+        assert held["scale"].dtype == dtype
+        assert held["calls"].dtype == torch.int64
+        misses = module._constants_on.cache_info().misses
+        assert torch.equal(model.forward(params, images), model.forward(params, images))
+        assert module._constants_on.cache_info().misses == misses
+
+
 @pytest.mark.parametrize("kind", ["lenet", "resnet"])
 @pytest.mark.parametrize("hook", ["activation", "convolution"])
 def test_a_channel_with_zeros_is_silent(kind, hook):
@@ -185,6 +263,7 @@ def test_options_are_the_factorys_keywords(outside):
         ("no_module", "'str' object has no attribute 'eval'|it returned a str"),
         ("fails", r"KeyError: 'width' \(their_networks.py, line \d+\)"),
         ("empty", "has no parameters to train"),
+        ("counting", "its buffer calls is changed by a call: a step must be a function of its values"),
         ("once", "a layer cannot be differentiated twice, which matching needs"),
         ("number", "is no factory but a int"),
         ("missing", "their_networks has no missing; it has .*plain"),
@@ -196,6 +275,40 @@ def test_what_cannot_serve_is_refused_in_one_line(outside, name, why):
         checked_model(outside(name), distils=True)
     assert str(refused.value).startswith("model.")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            '{"tensors": ["2.weight"]}',
+            r"submodule 1 has 4 channels and its parameter 2.weight the shape \(10, 4, 6, 6\)",
+        ),
+        ('{"convolution": "2"}', r"submodule 2 has 10 channels and its parameter 0.weight the shape \(4, 1, 3, 3\)"),
+        ('{"tensors": ["9.weight"]}', "its attribute prunable names 9.weight, which it does not have"),
+        ('{"activation": "relu"}', "its attribute prunable names relu, which it does not have"),
+        ('{"tensors": []}', "which names no tensors or no submodule"),
+    ],
+)
+def test_prunable_channels_must_have_a_row_each(outside, options, why):
+    """FU-MP sets row j of each tensor to zero to silence channel j, so there are as many rows as channels.
+
+    In (0.weight, 0.bias) there are: four, and as many channels in the outputs of submodules 0 and 1.
+    """
+    checked_model(outside("convolutions"), distils=False)
+    with pytest.raises(BadInput, match=why):
+        checked_model(outside("convolutions", options), distils=False)
+
+
+def test_a_prunable_layer_serves_the_hook_that_it_names(outside):
+    """With its activation alone a layer serves fump.hook = "activation", and the other hook is refused by name."""
+    model = checked_model(outside("convolutions", '{"convolution": ""}'), distils=False)
+    params, images = model.init(torch.Generator().manual_seed(0)), torch.ones(2, 1, 8, 8)
+    _, (activity,) = model.activity(params, images, "activation")
+    expected = torch.nn.functional.conv2d(images, params["0.weight"], params["0.bias"]).relu().mean((2, 3))
+    torch.testing.assert_close(activity, expected)
+    with pytest.raises(BadInput, match=r"its attribute prunable names no convolution, which fump\.hook asks for"):
+        model.activity(params, images, "convolution")
 
 
 def test_layers_that_rest_or_are_not_asked_for_are_fine(outside):

@@ -14,6 +14,7 @@ import pytest
 from qdsim.errors import ClientFailed
 from qdsim.experiment.config import validate
 from qdsim.store.run_directory import read_manifest
+from qdsim.store.verify import difference
 from tests.conftest import PROJECT
 from tests.crash import descendants
 from tests.runs import run, table
@@ -46,6 +47,35 @@ def test_one_and_ten_actors_give_the_bits_of_inline(clients_per_actor, inline_ro
     assert (clients["compute_s"] > 0).all()
     training = clients[clients["phase"] == "train"]
     assert ((training["matching_s"] > 0) & (training["matching_s"] < training["compute_s"])).all()
+
+
+RESNET = {
+    "methods": ["quickdrop"],
+    "model": {"kind": "resnet", "options": {"width": 4}},
+    "partition": {"kind": "iid", "clients": 5},
+    "train": {"rounds": 2, "steps": 2},
+    "recover": {"rounds": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def inline_resnet(tmp_path_factory) -> Path:
+    """A residual network by autograd, without Ray."""
+    return run(tmp_path_factory.mktemp("resnet"), **RESNET)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("clients_per_actor", "chaos"),
+    [(5, []), (3, ["kill client 1 at train:2"]), (1, [])],
+    ids=["1 actor", "2 actors, one killed", "5 actors"],
+)
+def test_another_network_has_the_bits_of_inline(clients_per_actor, chaos, inline_resnet, cluster_address, tmp_path):
+    """A ResNet on one, two and five actors: all that the tables hold. Of two, one is killed in training."""
+    on_ray = {"engine": "ray", "address": cluster_address, "cluster": {"clients_per_actor": clients_per_actor}}
+    found = run(tmp_path, chaos=chaos, **on_ray, **RESNET)
+    assert difference(inline_resnet, found) is None
+    assert len(list(found.glob("chaos/*"))) == len(chaos), "every fault has struck"
 
 
 @pytest.mark.ray

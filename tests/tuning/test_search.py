@@ -36,6 +36,9 @@ def test_a_range_is_read_and_not_evaluated():
         ("train.lr=loguniform(0,1)", "a lower bound above 0, then a higher one"),
         ("train.steps=randint(1.5,2)", "randint takes whole numbers"),
         ("train.steps=choice()", "list at least one value"),
+        ("train.steps=qrandint(1,10,0)", "qrandint takes a step above 0 as its third number"),
+        ("train.lr=quniform(0.1,1,-1)", "quniform takes a step above 0"),
+        ("train.lr=qloguniform(0.1,1,0.0)", "qloguniform takes a step above 0"),
     ],
 )
 def test_a_range_that_is_wrong_is_refused(text, why):
@@ -101,7 +104,7 @@ def test_a_search_is_checked_before_anything_starts(over, why, tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_search_trains_once_and_finds_the_best(tmp_path, cluster_address):
-    """Two trials over the recovery: one folder, one training, and the better one first."""
+    """Two trials over the recovery at a time: one folder, one training, and the better one first."""
     pytest.importorskip("optuna")
     values = {**TINY, "methods": ["quickdrop"]}
     found = qdsim.tune(
@@ -109,6 +112,7 @@ def test_a_search_trains_once_and_finds_the_best(tmp_path, cluster_address):
         over={"recover.lr": "loguniform(0.001, 0.5)", "recover.steps": "randint(1, 4)"},
         metric="recover.retain_accuracy",
         trials=2,
+        concurrent=2,
         search="optuna",
         out=tmp_path,
         engine="inline",
