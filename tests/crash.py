@@ -21,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from qdsim.store.run_directory import read_manifest
+
 JOB = """
 name = "crash"
 seeds = [0]
@@ -39,7 +41,10 @@ TITLES = {"driver": "ray::DriverActor", "client": "ray::ClientActor", "raylet": 
 """The processes that a command starts, by what the first word of their title ends or begins with."""
 TARGETS = ("command", *TITLES)
 ENDED_BY = {"command": -signal.SIGKILL, "raylet": 3, "gcs": 3}
-"""What a command exits with once one of these is killed; a driver or a client is replaced, and the run goes on."""
+"""What a command exits with once one of these is killed; a driver or a client is replaced, and the run goes on.
+
+A raylet or GCS that is lost when the run is through is not missed: then the command ends with 0.
+"""
 LONGEST_SUSPENSION_S = 20.0
 
 
@@ -122,6 +127,11 @@ def alive(pid: int, title: str) -> bool:
         return False
 
 
+def is_done(out: Path) -> bool:
+    """Tell whether the run has been written to its end."""
+    return any(read_manifest(path.parent).get("state") == "done" for path in out.glob("*/manifest.json"))
+
+
 def start(job: Path, out: Path, engine: str = "ray") -> subprocess.Popen[bytes]:
     """Start the command, or resume it."""
     arguments = ["run", str(job), "--out", str(out), "--engine", engine, "--resume"]
@@ -167,11 +177,14 @@ def disturbed(
             elif strike.suspends and strike.target in ("raylet", "gcs"):
                 expected = {0, 3}  # whoever does not answer for long is given up by Ray
         if command.poll() is not None:
-            wrong += [f"exit code {command.returncode} after: {'; '.join(said)}"] * (command.returncode not in expected)
+            through = command.returncode == 0 and is_done(out)
+            if command.returncode not in expected and not through:
+                wrong.append(f"exit code {command.returncode} after: {'; '.join(said)}")
             command, expected = start(job, out), {0}
     for _ in range(5):  # a run that gave up is resumed as well
         code = command.wait(600)
-        wrong += [f"exit code {code} after: {'; '.join(said)}"] * (code not in expected)
+        if code not in expected and not (code == 0 and is_done(out)):
+            wrong.append(f"exit code {code} after: {'; '.join(said)}")
         if code == 0:
             wait_for(orphans)
             return Disturbed(said, wrong)
