@@ -30,9 +30,10 @@ FRAME_HEADER = 9
 CLIENT_SCHEME = "ray://"
 CLIENT_PORT = 10001
 """Of Ray's client server, where its address names none."""
-WATCH_S = 0.5
+WATCH_S = 0.1
 GRACE_S = 5.0
-"""From the loss of one to the end of this process, unless it ends by itself."""
+"""From the loss of one to the end of this process, unless it ends by itself; none while it joins the cluster, where
+Ray's own code would end it with code 1."""
 
 
 def nodes() -> list[Node]:
@@ -199,7 +200,7 @@ class Watch:
     def __init__(self, last_words: Callable[[ClusterLost], None]):
         self.lost: ClusterLost | None = None
         self._last_words = last_words
-        self._over = threading.Event()
+        self._over, self._joined = threading.Event(), threading.Event()
         self._pids: dict[int, str] = {}
 
     def check(self) -> None:
@@ -210,6 +211,10 @@ class Watch:
     def start(self) -> None:
         """Watch from now on, in a thread."""
         threading.Thread(target=self._run, daemon=True).start()
+
+    def joined(self) -> None:
+        """Hear that this process has joined the cluster: from now on it asks, and is given time to."""
+        self._joined.set()
 
     def end(self) -> None:
         """Watch no more: what ends from now on is meant to."""
@@ -228,7 +233,7 @@ class Watch:
             if gone:
                 fix = "see that there is memory enough; qdsim resume continues from the last commit"
                 self.lost = ClusterLost(gone[0], "it was killed, or has ended by itself", fix)
-                if not self._over.wait(GRACE_S):
+                if not self._over.wait(GRACE_S if self._joined.is_set() else 0.0):
                     self._last_words(self.lost)
                     self.kill()
                     os._exit(self.lost.exit_code)
@@ -291,6 +296,7 @@ def connected(
                 said = str(error).splitlines()[0] if str(error) else type(error).__name__
                 fix = "try again; its logs lie in session_latest/logs of its temporary directory, /tmp/ray"
                 raise CannotPlace("Ray on this machine", f"that it did not start ({said})", fix) from error
+        watch.joined()
         folder = _session_folder()
     else:
         where = address or os.environ["RAY_ADDRESS"]

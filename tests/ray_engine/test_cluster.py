@@ -42,6 +42,7 @@ def test_a_lost_process_is_noticed(raylet, monkeypatch, reaped):
     monkeypatch.setattr(cluster, "WATCH_S", 0.02)
     watch = cluster.Watch(lambda error: None)
     watch.start()
+    watch.joined()
     time.sleep(0.5)
     watch.check()
     raylet.kill()
@@ -63,18 +64,24 @@ def test_a_process_that_ends_after_the_watch_is_not_missed(raylet, monkeypatch):
     watch.check()
 
 
-def test_where_nobody_asks_the_last_words_are_said(tmp_path):
-    """All wait for Ray: exit code 3 after the grace, with the words, and the other process is ended."""
+@pytest.mark.parametrize(("grace_s", "joined"), [(0.1, "watch.joined()"), (600, "")], ids=["at work", "joining"])
+def test_where_nobody_asks_the_last_words_are_said(tmp_path, grace_s, joined):
+    """All wait for Ray: exit code 3 after the grace, with the words, and the other process is ended.
+
+    While this process joins the cluster nobody can ask, and there is no grace.
+    """
     shutil.copy(shutil.which("sleep"), tmp_path / "raylet")
     shutil.copy(shutil.which("sleep"), tmp_path / "gcs_server")
     code = f"""
 import subprocess, time
 from qdsim.ray_engine import cluster
-cluster.WATCH_S, cluster.GRACE_S = 0.02, 0.1
+cluster.WATCH_S, cluster.GRACE_S = 0.02, {grace_s}
 lost = subprocess.Popen(["{tmp_path}/raylet", "60"])
 left = subprocess.Popen(["{tmp_path}/gcs_server", "60"])
 print(left.pid, flush=True)
-cluster.Watch(cluster._say).start()
+watch = cluster.Watch(cluster._say)
+watch.start()
+{joined}
 time.sleep(0.5)
 lost.kill()
 time.sleep(60)
