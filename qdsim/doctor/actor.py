@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 
 from qdsim.doctor import steps
 from qdsim.doctor.checks import Check
 from qdsim.errors import CannotPlace
 from qdsim.models.device import DeviceInfo, choose_device, describe, set_up
+from qdsim.models.fast import fused
 from qdsim.models.numerics import Numerics
+from qdsim.ray_engine.environment import MPS_PIPES
 
 
 @ray.remote(num_cpus=0)
@@ -29,7 +32,9 @@ class Examiner:
             device = choose_device(gpu_ids)
         except CannotPlace as error:
             return [Check("GPU", "fail", str(error), where=where)], None
-        has = describe(device)
+        if device.type == "cuda":
+            steps.setting(steps.SMALL, device, torch.float32).compute.gradients.warm_up()
+        has = describe(device, fused.version())
         found = []
         if device.type == "cuda":
             says = f"{has.fingerprint}; driver {has.driver or 'unknown'}"
@@ -40,7 +45,7 @@ class Examiner:
 
 def _mps() -> str:
     """Tell whether CUDA MPS serves this process: its daemon is reached through a pipe in a folder."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)
     return "on" if (Path(folder) / "control").exists() else "off"
 
 

@@ -31,6 +31,7 @@ from qdsim.models.convnet import ConvNet
 from qdsim.models.device import limit_memory, set_up
 from qdsim.models.numerics import Numerics
 from qdsim.models.params import Params
+from qdsim.planning.planner import GRADIENT_PASSES, MATCHING_PASSES
 
 CLASSES = 10
 IMAGES = "synthetic images"
@@ -41,8 +42,6 @@ SYNC_SAYS = "synchronizing CUDA operation"
 """In the warning that torch gives under ``set_sync_debug_mode``."""
 ROOF_SIZE = {"cpu": 1024, "cuda": 8192}
 """Rows of the square matrices whose product is taken for the fastest that a device computes."""
-GRADIENT_PASSES, MATCHING_PASSES = 3, 7
-"""In forward passes: forward, backward to the inputs and to the weights; twice that and a tangent for matching."""
 
 
 @dataclass(frozen=True)

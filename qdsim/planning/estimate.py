@@ -11,7 +11,9 @@ from qdsim.experiment import sharing
 from qdsim.experiment.plan import FederationPlan, Plan, SweepPoint, Task, training_task
 from qdsim.experiment.progress import MATCHED_COST
 from qdsim.experiment.work import Costs, client_seconds
-from qdsim.models.compute import CPU_MICRO_BATCH, GPU_MICRO_BATCH
+from qdsim.federation.measures import GPU_BATCH
+from qdsim.models.device import CONTEXT_BYTES
+from qdsim.models.numerics import CPU_MICRO_BATCH, GPU_MICRO_BATCH
 from qdsim.planning import units
 from qdsim.planning.layout import GpuMemory, Layout, Node, lay_out
 
@@ -19,10 +21,12 @@ PROCESS_BYTES = 350 * 2**20
 """Private memory of a process that has imported torch and Ray: 307 MB were measured before any tensor."""
 ACTIVATION_COPIES = 13
 """Of a micro-batch's activations that a step holds at its peak: 9 to 13 were measured, for W = 32 and 128."""
+EVALUATION_COPIES = 2
+"""Of the activations of a batch that an evaluation holds: a convolution and what comes out of its block."""
 MODEL_COPIES = 6
 """The global model, θ_i, a gradient, the delta, and room for two more."""
-CUDA_BYTES = 400 * 2**20
-"""What a process takes of a GPU before any tensor."""
+MOST_ON_A_GPU = 2
+"""Processes of ``clients_per_actor = "auto"`` on a GPU: while one waits for its host, the other computes."""
 ROUND_S = 0.2
 """Of a round beside steps and evaluation: selection, averaging, rows, the commit."""
 START_S = 20.0
@@ -73,9 +77,9 @@ def actor_bytes(plan: Plan, packed: int) -> int:
     return PROCESS_BYTES + _working_bytes(plan, packed, CPU_MICRO_BATCH)
 
 
-def gpu_bytes(plan: Plan, packed: int) -> int:
+def gpu_bytes(plan: Plan, packed: int, context_bytes: int = CONTEXT_BYTES) -> int:
     """Return the GPU memory that an actor is expected to take: 256 samples at once, unless the job says less."""
-    return CUDA_BYTES + _working_bytes(plan, packed, GPU_MICRO_BATCH) + _shard_bytes(plan, packed)
+    return context_bytes + _working_bytes(plan, packed, GPU_MICRO_BATCH, GPU_BATCH) + _shard_bytes(plan, packed)
 
 
 def _shard_bytes(plan: Plan, packed: int) -> int:
@@ -88,17 +92,35 @@ def _shard_bytes(plan: Plan, packed: int) -> int:
     return int(most)
 
 
-def _working_bytes(plan: Plan, packed: int, micro_batch: int) -> int:
-    """Return what steps need, and the synthetic sets that an actor holds, in the largest point."""
+def _working_bytes(plan: Plan, packed: int, micro_batch: int, evaluated: int = 0) -> int:
+    """Return what steps need, and the synthetic sets that an actor holds, in the largest point.
+
+    ``evaluated``: images of an evaluation's batch, where the micro-batch is not smaller than usual.
+    """
     most = 0
     for point, federation in plan.federations():
-        hyper, wanted = point.hyper, point.job.cluster.micro_batch
-        largest = max(stage.batch_size for stage in (hyper.train, hyper.unlearn, hyper.recover, hyper.relearn))
-        batch = min(wanted if isinstance(wanted, int) else micro_batch, largest)
-        step = ACTIVATION_COPIES * point.model.activation_bytes * batch + MODEL_COPIES * model_bytes(point)
+        wanted = point.job.cluster.micro_batch
+        at_once = wanted if isinstance(wanted, int) else micro_batch
+        copies = ACTIVATION_COPIES * min(at_once, largest_batch(point, federation))
+        if at_once >= micro_batch:
+            copies = max(copies, EVALUATION_COPIES * evaluated)
+        step = copies * point.model.activation_bytes + MODEL_COPIES * model_bytes(point)
         share = min(1.0, packed / len(federation.labels))
         most = max(most, step + int(share * synthetic_bytes(point, federation)))
     return most
+
+
+def largest_batch(point: SweepPoint, federation: FederationPlan) -> int:
+    """Return the most samples that a step of any client has at once, before it is cut into micro-batches."""
+    hyper = point.hyper
+    found = [stage.batch_size for stage in (hyper.train, hyper.unlearn, hyper.recover, hyper.relearn)]
+    if point.distils:
+        synthetic = federation.partition.synthetic_counts(hyper.synthetic.scale).sum(1)
+        found.append(min(int(synthetic.max()), hyper.synthetic.batch))
+        if hyper.synthetic.finetune:  # a batch of each of a client's classes, and all of its synthetic images
+            real = np.minimum(federation.partition.counts, hyper.train.batch_size).sum(1)
+            found += [int(real.max()), int(synthetic.max())]
+    return max(found)
 
 
 def layout_of(plan: Plan, nodes: Sequence[Node], gpus: int | None, gpu_memory: float | None = None) -> Layout:

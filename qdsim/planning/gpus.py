@@ -1,7 +1,8 @@
 """GPUs by name, for machines that are not here, and how much memory those have that are.
 
 The numbers are those of the makers' own documents, whose titles stand beside them: peaks for float32 outside of the
-tensor cores, which is what qdsim computes with by default. What a network gets of a peak is another matter: see
+tensor cores, which is what qdsim computes with by default, and those of the tensor cores, dense, for the other
+precisions. What a network gets of a peak is another matter: see
 :data:`qdsim.planning.planner.LOW_SHARE`.
 """
 
@@ -15,6 +16,8 @@ from qdsim.errors import BadInput
 
 SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 SMI_S = 10.0
+OTHER_CHIPS = {"ti", "super", "laptop", "g", "max"}
+"""In a GPU's name: it is not the one that is named without them."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,9 @@ class GpuModel:
     """Of its memory."""
     source: str
     """The title of the document that says so."""
+    tf32_tflops: float = 0.0
+    """Peaks of the tensor cores, without sparsity; 0 where they do not take such numbers."""
+    bfloat16_tflops: float = 0.0
 
 
 MODELS = {
@@ -36,16 +42,26 @@ MODELS = {
     "t4": GpuModel("T4", 16, 8.1, 320, "NVIDIA T4 Tensor Core GPU datasheet"),
     "v100": GpuModel("V100 16 GB, SXM2", 16, 15.7, 900, "NVIDIA V100 Tensor Core GPU datasheet"),
     "v100-32": GpuModel("V100 32 GB, SXM2", 32, 15.7, 900, "NVIDIA V100 Tensor Core GPU datasheet"),
-    "a10": GpuModel("A10", 24, 31.2, 600, "NVIDIA A10 Tensor Core GPU datasheet"),
-    "a100": GpuModel("A100 40 GB, SXM4", 40, 19.5, 1555, "NVIDIA A100 Tensor Core GPU Architecture, whitepaper"),
-    "a100-80": GpuModel("A100 80 GB, SXM4", 80, 19.5, 2039, "NVIDIA A100 80GB Tensor Core GPU datasheet"),
-    "h100": GpuModel("H100 80 GB, SXM5", 80, 67.0, 3350, "NVIDIA H100 Tensor Core GPU datasheet"),
-    "h100-pcie": GpuModel("H100 80 GB, PCIe", 80, 51.0, 2000, "NVIDIA H100 Tensor Core GPU datasheet"),
-    "l4": GpuModel("L4", 24, 30.3, 300, "NVIDIA L4 Tensor Core GPU datasheet"),
-    "rtx3090": GpuModel("GeForce RTX 3090", 24, 35.6, 936, "NVIDIA Ampere GA102 GPU Architecture, whitepaper"),
-    "rtx4090": GpuModel("GeForce RTX 4090", 24, 82.6, 1008, "NVIDIA Ada GPU Architecture, whitepaper"),
+    "a10": GpuModel("A10", 24, 31.2, 600, "NVIDIA A10 Tensor Core GPU datasheet", 62.5, 125),
+    "a100": GpuModel("A100 40 GB, SXM4", 40, 19.5, 1555, "NVIDIA A100 Tensor Core GPU Architecture, whitepaper", 156, 312),
+    "a100-80": GpuModel("A100 80 GB, SXM4", 80, 19.5, 2039, "NVIDIA A100 80GB Tensor Core GPU datasheet", 156, 312),
+    "h100": GpuModel("H100 80 GB, SXM5", 80, 67.0, 3350, "NVIDIA H100 Tensor Core GPU datasheet", 495, 989),
+    "h100-pcie": GpuModel("H100 80 GB, PCIe", 80, 51.0, 2000, "NVIDIA H100 Tensor Core GPU datasheet", 378, 756),
+    "l4": GpuModel("L4", 24, 30.3, 300, "NVIDIA L4 Tensor Core GPU datasheet", 60, 121),
+    "rtx3090": GpuModel("GeForce RTX 3090", 24, 35.6, 936, "NVIDIA Ampere GA102 GPU Architecture, whitepaper", 35.6, 71),
+    "rtx4090": GpuModel("GeForce RTX 4090", 24, 82.6, 1008, "NVIDIA Ada GPU Architecture, whitepaper", 82.6, 165.2),
 }
 """By the names that ``qdsim plan --gpu`` takes."""
+
+
+def named_by_driver(name: str) -> GpuModel | None:
+    """Return a GPU by what the driver calls it (``NVIDIA A100-SXM4-40GB``); None where it is not one of these."""
+    words = set(re.findall(r"[a-z]+|\d+", name.lower()))
+    fitting = [known for known, model in MODELS.items() if set(re.findall(r"[a-z]+|\d+", known)) <= words]
+    best = max(fitting, key=len, default=None)
+    if best is None or words & OTHER_CHIPS:
+        return None
+    return MODELS[best]
 
 
 def find(name: str) -> GpuModel:

@@ -12,6 +12,7 @@ from qdsim.experiment import plan as plans
 from qdsim.experiment.config import Job
 from qdsim.experiment.plan import Plan
 from qdsim.experiment.work import Costs
+from qdsim.models.device import choose_device, set_up
 from qdsim.planning import estimate, gpus, probe, units
 from qdsim.planning.estimate import MEASURED, PhaseTime, Within
 from qdsim.planning.gpus import GpuModel
@@ -131,7 +132,9 @@ def _gpus_used(layout: Layout, machines: Machines) -> int:
 def measured_here(layout: Layout, plan: Plan) -> Costs:
     """Measure on this machine: on its cores, or on a GPU where the clients will run on GPUs."""
     if layout.gpus:
-        return probe.measure(probe.probe_client(plan), torch.device("cuda:0"))
+        sample = probe.probe_client(plan)
+        set_up(sample.numerics)
+        return probe.measure(sample, choose_device(["0"], cpu_fallback=plan.job.cluster.cpu_fallback))
     lanes = max(1, (os.cpu_count() or 1) // plan.job.cluster.threads)
     return probe.measure_here(probe.probe_client(plan), min(lanes, len(layout.clients)))
 

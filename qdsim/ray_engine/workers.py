@@ -55,6 +55,8 @@ class Workers:
         self.handles: list[Any] = group.actors
         self.clients = [list(clients) for clients in group.layout.clients]
         """Of each worker."""
+        self._told: set[str] = set()
+        """Notes of actors that have been passed on: those of many are alike."""
         self.places = self._wait_for(self.handles)
         self.devices = DevicesSeen(mixed=wanted.mixed_devices, notify=notify)
         self.devices.take(self.places)
@@ -156,6 +158,9 @@ class Workers:
         except RayError as error:
             fix = "look at Ray's logs of that node, or set cluster.clients_per_actor higher if it ran out of memory"
             raise CannotPlace(f"{len(refs)} actors", cause_of(error), fix) from error
+        for note in dict.fromkeys(note for place in places for note in place.notes if note not in self._told):
+            self._told.add(note)
+            self._notify(Notice(note))
         return places
 
     def _started(self, refs: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:

@@ -134,6 +134,6 @@ def test_estimates_are_the_longest_of_three():
     """1e12 FLOP of float32 at 60 % of 6.5 TFLOP/s are 256 ms on an RTX 2060; a gigabyte at 80 % of 336 GB/s 3.7 ms."""
     tally = gpu_counts.Tally()
     tally.work["product", 10**12, 1000, 1] += 1
-    assert gpu_counts.estimate_ms(tally, "RTX 2060") == pytest.approx(1e3 / (0.6 * 6.5))
+    assert gpu_counts.estimate_ms(tally, gpu_counts.GPUS["RTX 2060"]) == pytest.approx(1e3 / (0.6 * 6.5))
     tally.work["elementwise", 0, 10**9, 1] += 2
-    assert gpu_counts.estimate_ms(tally, "RTX 2060") == pytest.approx(1e3 / (0.6 * 6.5) + 2e3 / (0.8 * 336))
+    assert gpu_counts.estimate_ms(tally, gpu_counts.GPUS["RTX 2060"]) == pytest.approx(1e3 / (0.6 * 6.5) + 2e3 / (0.8 * 336))
