@@ -175,9 +175,7 @@ def match(
                 _step_where(pixels, velocity, gradient, place, distillation)
 
 
-def _step_where(
-    pixels: Tensor, velocity: Tensor, gradient: Tensor, place: Tensor, distillation: Distillation
-) -> None:
+def _step_where(pixels: Tensor, velocity: Tensor, gradient: Tensor, place: Tensor, distillation: Distillation) -> None:
     """In place, as at rows, but on the whole set: a GPU that is to repeat itself would sort the rows, and ask for them.
 
     ``place``: of each image, in ``gradient``; those that are not in it stay as they are.

@@ -39,7 +39,6 @@ class Compute:
             return WrittenOut(model, self.micro_batch, self.half, self.compiled, self.winograd)
         return Autograd(model, self.device, self.micro_batch, self.half)
 
-
     def replayed(self, function: Function, calls: int) -> Function:
         """Return a function of tensors that may be captured as a CUDA graph, since it is called so often."""
         return self.graphs.replayed(function, calls) if self.gradients.all_classes else function

@@ -1,21 +1,25 @@
 """How long a plan takes and what it needs, from a few measured costs. Values in, values out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from qdsim.algorithms.phase import Phase
+from qdsim.errors import CannotPlace
 from qdsim.experiment import sharing
 from qdsim.experiment.plan import FederationPlan, Plan, SweepPoint, Task, training_task
 from qdsim.experiment.progress import MATCHED_COST
+from qdsim.experiment.sections import Cluster
 from qdsim.experiment.work import Costs, client_seconds
 from qdsim.federation.measures import GPU_BATCH
 from qdsim.models.device import CONTEXT_BYTES
 from qdsim.models.numerics import CPU_MICRO_BATCH, GPU_MICRO_BATCH
 from qdsim.planning import units
 from qdsim.planning.layout import GpuMemory, Layout, Node, lay_out
+from qdsim.planning.measured import Measured
 
 PROCESS_BYTES = 350 * 2**20
 """Private memory of a process that has imported torch and Ray: 307 MB were measured before any tensor."""
@@ -25,8 +29,6 @@ EVALUATION_COPIES = 2
 """Of the activations of a batch that an evaluation holds: a convolution and what comes out of its block."""
 MODEL_COPIES = 6
 """The global model, θ_i, a gradient, the delta, and room for two more."""
-MOST_ON_A_GPU = 2
-"""Processes of ``clients_per_actor = "auto"`` on a GPU: while one waits for its host, the other computes."""
 ROUND_S = 0.2
 """Of a round beside steps and evaluation: selection, averaging, rows, the commit."""
 START_S = 20.0
@@ -77,9 +79,16 @@ def actor_bytes(plan: Plan, packed: int) -> int:
     return PROCESS_BYTES + _working_bytes(plan, packed, CPU_MICRO_BATCH)
 
 
-def gpu_bytes(plan: Plan, packed: int, context_bytes: int = CONTEXT_BYTES) -> int:
-    """Return the GPU memory that an actor is expected to take: 256 samples at once, unless the job says less."""
-    return context_bytes + _working_bytes(plan, packed, GPU_MICRO_BATCH, GPU_BATCH) + _shard_bytes(plan, packed)
+def gpu_bytes(plan: Plan, packed: int, measured: Measured | None = None) -> int:
+    """Return the GPU memory that an actor is expected to take: 256 samples at once, unless the job says less.
+
+    ``measured``: where a GPU took more than is expected here, that counts; less may be of that GPU alone.
+    """
+    context, share = CONTEXT_BYTES, 1.0
+    if measured is not None:
+        context, share = max(context, measured.context_bytes), max(share, measured.peak_share)
+    working = _working_bytes(plan, packed, GPU_MICRO_BATCH, GPU_BATCH)
+    return context + int(share * working) + _shard_bytes(plan, packed)
 
 
 def _shard_bytes(plan: Plan, packed: int) -> int:
@@ -123,13 +132,71 @@ def largest_batch(point: SweepPoint, federation: FederationPlan) -> int:
     return max(found)
 
 
-def layout_of(plan: Plan, nodes: Sequence[Node], gpus: int | None, gpu_memory: float | None = None) -> Layout:
+def layout_of(
+    plan: Plan,
+    nodes: Sequence[Node],
+    gpus: int | None,
+    gpu_memory: float | None = None,
+    measured: Measured | None = None,
+    wanted: Cluster | None = None,
+) -> Layout:
     """Lay a plan's clients out on nodes; see :func:`qdsim.planning.layout.lay_out`. A run and a plan both do.
 
-    ``gpu_memory``: of the smallest GPU, None where nobody tells.
+    ``gpu_memory``: of the smallest GPU, None where nobody tells. ``wanted``: other settings than the job's.
     """
-    memory = GpuMemory(gpu_memory, partial(gpu_bytes, plan)) if gpu_memory else None
-    return lay_out(plan.max_clients, plan.job.cluster, nodes, partial(actor_bytes, plan), gpus, loads(plan), memory)
+    memory = GpuMemory(gpu_memory, partial(gpu_bytes, plan, measured=measured)) if gpu_memory else None
+    wanted = wanted or plan.job.cluster
+    return lay_out(plan.max_clients, wanted, nodes, partial(actor_bytes, plan), gpus, loads(plan), memory)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One way of packing clients into actors on GPUs, and what it costs."""
+
+    name: str
+    clients: int
+    """Of the actor that has most of them, in turn."""
+    on_a_gpu: int
+    """Actors, each a process."""
+    context_bytes: int
+    """Of a GPU's memory, what CUDA takes for these processes."""
+    memory_bytes: int
+    """All that they take."""
+    cores: float
+    """What they ask of the host of a GPU, to launch kernels from."""
+
+
+def packings(
+    plan: Plan,
+    layout: Layout,
+    nodes: Sequence[Node],
+    gpus: int | None,
+    gpu_memory: float | None,
+    measured: Measured | None = None,
+) -> list[Packing]:
+    """Return both ways of packing a job on GPUs that fit, an actor for each client and few packed ones, and its own."""
+    shared = replace(plan.job.cluster, gpus_per_client="auto")
+    ways: dict[str, Layout] = {}
+    for name, wanted in (
+        ("an actor a client", replace(shared, clients_per_actor=1)),
+        ('clients_per_actor = "auto"', replace(shared, clients_per_actor="auto")),
+    ):
+        with suppress(CannotPlace):
+            ways[name] = layout_of(plan, nodes, gpus, gpu_memory, measured, wanted)
+    named = {way: name for name, way in reversed(ways.items())}
+    ways = {f"this job: {named[layout]}" if layout in named else "this job": layout} | {
+        name: way for name, way in ways.items() if way != layout
+    }
+    context = max(CONTEXT_BYTES, measured.context_bytes if measured else 0)
+    found = []
+    for name, way in ways.items():
+        packed = max(len(group) for group in way.clients)
+        if name == "an actor a client" and packed > 1:  # memory does not allow it
+            continue
+        on_one = way.on_one_gpu
+        memory = on_one * gpu_bytes(plan, packed, measured)
+        found.append(Packing(name, packed, on_one, on_one * context, memory, round(on_one * way.cpus, 2)))
+    return found
 
 
 def packing_note(plan: Plan, layout: Layout, gpu_memory: float | None) -> str | None:

@@ -37,18 +37,20 @@ class GpuModel:
     bfloat16_tflops: float = 0.0
 
 
+A100_PAPER = "NVIDIA A100 Tensor Core GPU Architecture, whitepaper"
+GA102_PAPER = "NVIDIA Ampere GA102 GPU Architecture, whitepaper"
 MODELS = {
     "rtx2060": GpuModel("GeForce RTX 2060", 6, 6.5, 336, "NVIDIA, GeForce RTX 2060: specifications"),
     "t4": GpuModel("T4", 16, 8.1, 320, "NVIDIA T4 Tensor Core GPU datasheet"),
     "v100": GpuModel("V100 16 GB, SXM2", 16, 15.7, 900, "NVIDIA V100 Tensor Core GPU datasheet"),
     "v100-32": GpuModel("V100 32 GB, SXM2", 32, 15.7, 900, "NVIDIA V100 Tensor Core GPU datasheet"),
     "a10": GpuModel("A10", 24, 31.2, 600, "NVIDIA A10 Tensor Core GPU datasheet", 62.5, 125),
-    "a100": GpuModel("A100 40 GB, SXM4", 40, 19.5, 1555, "NVIDIA A100 Tensor Core GPU Architecture, whitepaper", 156, 312),
+    "a100": GpuModel("A100 40 GB, SXM4", 40, 19.5, 1555, A100_PAPER, 156, 312),
     "a100-80": GpuModel("A100 80 GB, SXM4", 80, 19.5, 2039, "NVIDIA A100 80GB Tensor Core GPU datasheet", 156, 312),
     "h100": GpuModel("H100 80 GB, SXM5", 80, 67.0, 3350, "NVIDIA H100 Tensor Core GPU datasheet", 495, 989),
     "h100-pcie": GpuModel("H100 80 GB, PCIe", 80, 51.0, 2000, "NVIDIA H100 Tensor Core GPU datasheet", 378, 756),
     "l4": GpuModel("L4", 24, 30.3, 300, "NVIDIA L4 Tensor Core GPU datasheet", 60, 121),
-    "rtx3090": GpuModel("GeForce RTX 3090", 24, 35.6, 936, "NVIDIA Ampere GA102 GPU Architecture, whitepaper", 35.6, 71),
+    "rtx3090": GpuModel("GeForce RTX 3090", 24, 35.6, 936, GA102_PAPER, 35.6, 71),
     "rtx4090": GpuModel("GeForce RTX 4090", 24, 82.6, 1008, "NVIDIA Ada GPU Architecture, whitepaper", 82.6, 165.2),
 }
 """By the names that ``qdsim plan --gpu`` takes."""

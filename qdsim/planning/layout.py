@@ -269,7 +269,8 @@ def _gpu_refusal(ask: _Ask, found: Layout, memory: GpuMemory) -> CannotPlace:
     has = f"{units.size(memory.there)} there, which hold {int(memory.there // needed)}"
     if needed > memory.allowed(found.gpus) and found.on_one_gpu * needed <= memory.there:
         asked = f"actors of {units.size(needed)} with {found.gpus:g} of a GPU"
-        has = f"{units.size(memory.there)} there, of which such an actor may take {units.size(memory.allowed(found.gpus))}"
+        allowed = units.size(memory.allowed(found.gpus))
+        has = f"{units.size(memory.there)} there, of which such an actor may take {allowed}"
     fix = "set cluster.micro_batch lower, or take a smaller model.width"
     for per_actor in range(packed, ask.clients + 1):
         fit = int(memory.there // memory.actor_bytes(per_actor))

@@ -131,9 +131,19 @@ def test_every_work_runs_on_a_gpu(precision, shape, monkeypatch):
 
 
 def test_estimates_are_the_longest_of_three():
-    """1e12 FLOP of float32 at 60 % of 6.5 TFLOP/s are 256 ms on an RTX 2060; a gigabyte at 80 % of 336 GB/s 3.7 ms."""
+    """1e12 FLOP of float32 at 60 % of 6.5 TFLOP/s are 256 ms on an RTX 2060; a gigabyte at 80 % of 336 GB/s 3.7 ms.
+
+    An A100 takes them at 60 % of 19.5 TFLOP/s, with TF32 at 35 % of 156, and what is in bfloat16 at 35 % of 312.
+    """
     tally = gpu_counts.Tally()
-    tally.work["product", 10**12, 1000, 1] += 1
-    assert gpu_counts.estimate_ms(tally, gpu_counts.GPUS["RTX 2060"]) == pytest.approx(1e3 / (0.6 * 6.5))
+    rtx2060, a100 = gpu_counts.GPUS["RTX 2060"], gpu_counts.GPUS["A100"]
+    tally.work["convolution", 10**12, 1000, 1] += 1
+    assert gpu_counts.estimate_ms(tally, rtx2060) == pytest.approx(1e3 / (0.6 * 6.5))
+    assert gpu_counts.estimate_ms(tally, rtx2060, "tf32") == pytest.approx(1e3 / (0.6 * 6.5))
+    assert gpu_counts.estimate_ms(tally, a100) == pytest.approx(1e3 / (0.6 * 19.5))
+    assert gpu_counts.estimate_ms(tally, a100, "tf32") == pytest.approx(1e3 / (0.35 * 156))
     tally.work["elementwise", 0, 10**9, 1] += 2
-    assert gpu_counts.estimate_ms(tally, gpu_counts.GPUS["RTX 2060"]) == pytest.approx(1e3 / (0.6 * 6.5) + 2e3 / (0.8 * 336))
+    assert gpu_counts.estimate_ms(tally, rtx2060) == pytest.approx(1e3 / (0.6 * 6.5) + 2e3 / (0.8 * 336))
+    half = gpu_counts.Tally()
+    half.work["product half", 10**12, 1000, 1] += 1
+    assert gpu_counts.estimate_ms(half, a100, "bfloat16") == pytest.approx(1e3 / (0.35 * 312))

@@ -3,8 +3,8 @@
 The derivatives are those of :mod:`derivatives`, whose notation holds here. What differs is what a GPU asks for: no
 operation waits for the device, none sums floats by atomics (which would not repeat), the shapes of a step do not depend
 on which samples it drew, since classes without any are there as well, and the gradients of all classes come from one
-product of the samples' own gradients with a zero-one matrix, because a small kernel costs its launch. A convolution's bias is left out: normalisation takes it
-away again, and its gradient is zero.
+product of the samples' own gradients with a zero-one matrix, because a small kernel costs its launch. A convolution's
+bias is left out: normalisation takes it away again, and its gradient is zero.
 """
 
 from collections.abc import Iterator, Sequence
