@@ -268,7 +268,8 @@ def measure() -> Found:
                 ratios.append(Ratio(NAME, CASE, f"{name}: {quantity}", found[quantity], most, False, UNITS[quantity]))
     more = [tally for (name, which), tally in tallies.items() if which == MORE]
     syncs = max(tally.syncs.total() for tally in more)
-    calls = [tallies[name, FIRST] for name in STEPS] + [tallies["fine-tuning", FIRST]]
+    whole_calls = ("fine-tuning", "FU-MP, statistics", "FU-MP, convolutions")
+    calls = [tallies[name, FIRST] for name in (*STEPS, *whole_calls)]
     ratios += [
         Ratio(NAME, CASE, "syncs in one more step of any kind", syncs, 0, False, ""),
         Ratio(NAME, CASE, "syncs of a client step", max(t.syncs.total() for t in calls), MOST_SYNCS, False, ""),
