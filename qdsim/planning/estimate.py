@@ -177,12 +177,13 @@ def packings(
     """Return both ways of packing a job on GPUs that fit, an actor for each client and few packed ones, and its own."""
     shared = replace(plan.job.cluster, gpus_per_client="auto")
     ways: dict[str, Layout] = {}
-    for name, wanted in (
-        ("an actor a client", replace(shared, clients_per_actor=1)),
-        ('clients_per_actor = "auto"', replace(shared, clients_per_actor="auto")),
-    ):
-        with suppress(CannotPlace):
-            ways[name] = layout_of(plan, nodes, gpus, gpu_memory, measured, wanted)
+    with suppress(CannotPlace):
+        each = layout_of(plan, nodes, gpus, gpu_memory, measured, replace(shared, clients_per_actor=1))
+        if len(each.clients) == plan.max_clients:  # else memory has them packed
+            ways["an actor a client"] = each
+    with suppress(CannotPlace):
+        few = layout_of(plan, nodes, gpus, gpu_memory, measured, replace(shared, clients_per_actor="auto"))
+        ways['clients_per_actor = "auto"'] = few
     named = {way: name for name, way in reversed(ways.items())}
     ways = {f"this job: {named[layout]}" if layout in named else "this job": layout} | {
         name: way for name, way in ways.items() if way != layout
@@ -191,8 +192,6 @@ def packings(
     found = []
     for name, way in ways.items():
         packed = max(len(group) for group in way.clients)
-        if name == "an actor a client" and packed > 1:  # memory does not allow it
-            continue
         on_one = way.on_one_gpu
         memory = on_one * gpu_bytes(plan, packed, measured)
         found.append(Packing(name, packed, on_one, on_one * context, memory, round(on_one * way.cpus, 2)))
