@@ -132,7 +132,7 @@ def _basis(found: PlanReport, *, assumed: bool) -> str:
 def _packings(found: PlanReport) -> Table:
     """One line for each way of sharing GPUs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    names = ("sharing a GPU", "processes", "clients in turn", "CUDA's own memory", "memory in all", "cores")
+    names = ("clients_per_actor", "processes a GPU", "clients each", "for CUDA", "in all", "cores")
     for name in names:
         table.add_column(name, justify="left" if name == names[0] else "right", no_wrap=True)
     for way in found.packings:

@@ -180,12 +180,12 @@ def packings(
     with suppress(CannotPlace):
         each = layout_of(plan, nodes, gpus, gpu_memory, measured, replace(shared, clients_per_actor=1))
         if len(each.clients) == plan.max_clients:  # else memory has them packed
-            ways["an actor a client"] = each
+            ways["1"] = each
     with suppress(CannotPlace):
         few = layout_of(plan, nodes, gpus, gpu_memory, measured, replace(shared, clients_per_actor="auto"))
-        ways['clients_per_actor = "auto"'] = few
+        ways['"auto"'] = few
     named = {way: name for name, way in reversed(ways.items())}
-    ways = {f"this job: {named[layout]}" if layout in named else "this job": layout} | {
+    ways = {f"{named[layout]} (this job)" if layout in named else "this job": layout} | {
         name: way for name, way in ways.items() if way != layout
     }
     context = max(CONTEXT_BYTES, measured.context_bytes if measured else 0)

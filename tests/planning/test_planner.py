@@ -179,14 +179,14 @@ def test_both_ways_of_sharing_a_gpu_are_told():
     job = config.validate(CIFAR | {"partition": {"clients": 10}})
     found = planner.plan_job(job, planner.imagined(1, "80GB", None, None), lambda *_: COSTS)
     one, packed = found.packings
-    assert (one.name, one.clients, one.on_a_gpu, one.cores) == ("this job: an actor a client", 1, 10, 8.0)
-    assert (packed.name, packed.clients, packed.on_a_gpu) == ('clients_per_actor = "auto"', 5, 2)
+    assert (one.name, one.clients, one.on_a_gpu, one.cores) == ("1 (this job)", 1, 10, 8.0)
+    assert (packed.name, packed.clients, packed.on_a_gpu) == ('"auto"', 5, 2)
     assert (one.context_bytes, packed.context_bytes) == (10 * 400 * 2**20, 2 * 400 * 2**20)
     assert (packed.cores, packed.memory_bytes) == (2.0, 2 * estimate.gpu_bytes(found.plan, 5))
     text = repr(JobPlan(found, is_assumed=True))
     assert "without CUDA MPS kernels of different processes take turns" in text
     (only,) = planner.plan_job(job, planner.imagined(1, "8GB", None, None), lambda *_: COSTS).packings
-    assert (only.name, only.on_a_gpu) == ('this job: clients_per_actor = "auto"', 2)
+    assert (only.name, only.on_a_gpu) == ('"auto" (this job)', 2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
