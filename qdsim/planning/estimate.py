@@ -25,6 +25,8 @@ PROCESS_BYTES = 350 * 2**20
 """Private memory of a process that has imported torch and Ray: 307 MB were measured before any tensor."""
 ACTIVATION_COPIES = 13
 """Of a micro-batch's activations that a step holds at its peak: 9 to 13 were measured, for W = 32 and 128."""
+GRAPH_COPIES = 2
+"""With CUDA graphs: each keeps the memory that it was captured with, beside that of the steps before."""
 EVALUATION_COPIES = 2
 """Of the activations of a batch that an evaluation holds: a convolution and what comes out of its block."""
 MODEL_COPIES = 6
@@ -111,6 +113,8 @@ def _working_bytes(plan: Plan, packed: int, micro_batch: int, evaluated: int = 0
         wanted = point.job.cluster.micro_batch
         at_once = wanted if isinstance(wanted, int) else micro_batch
         copies = ACTIVATION_COPIES * min(at_once, largest_batch(point, federation))
+        if evaluated and point.job.cluster.cuda_graphs != "off":
+            copies *= GRAPH_COPIES
         if at_once >= micro_batch:
             copies = max(copies, EVALUATION_COPIES * evaluated)
         step = copies * point.model.activation_bytes + MODEL_COPIES * model_bytes(point)

@@ -227,6 +227,7 @@ def test_an_actors_memory_grows_with_its_batch_and_width():
         ({"synthetic": {"scale": 1}}, 13 * 256),
         ({"synthetic": {"scale": 1, "batch": 200}}, 13 * 200),
         ({"cluster": {"micro_batch": 64}}, 13 * 32),
+        ({"cluster": {"micro_batch": 64, "cuda_graphs": "auto"}}, 2 * 13 * 32),
     ],
 )
 def test_what_steps_hold_of_a_gpu(changes, copies):

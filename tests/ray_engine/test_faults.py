@@ -114,7 +114,9 @@ def test_torchs_own_errors_in_a_step_and_in_an_evaluation(cluster_address, tmp_p
 
     with pytest.raises(OutOfMemory) as caught:
         run(tmp_path / "step", **of("step"))
-    assert re.match(r"client \d ran out of memory in train, round 1, on node \w+: 2.00 GiB asked for, ", str(caught.value))
+    assert re.match(
+        r"client \d ran out of memory in train, round 1, on node \w+: 2.00 GiB asked for, ", str(caught.value)
+    )
     assert caught.value.exit_code == 3
     notes = []
     found = run(
