@@ -30,8 +30,11 @@ class ActorPlace:
     node_id: str
     gpu_id: str
     device: DeviceInfo
+    instead_of: str = ""
+    """The GPU that it was granted, where it computes on the CPU."""
+    why: str = ""
     notes: tuple[str, ...] = ()
-    """What its user should know of it: that the CPU took a GPU's place, or that kernels are missing."""
+    """What its user should know of its GPU: that kernels are missing, for example."""
 
     @property
     def on_gpu(self) -> bool:
@@ -79,13 +82,11 @@ class ClientActor:
         granted = ",".join(gpu_ids)
         self._unusable: CannotPlace | None = None
         compute = make_compute(model, torch.device("cpu"), numerics)
-        notes = []
+        notes, reason = [], ""
         try:
             device, reason = granted_device(gpu_ids)
             if reason and not cpu_fallback:
                 raise UnusableGpu(granted, reason)
-            if reason:
-                notes.append(f"clients run on the CPU instead of GPU {granted} (cluster.cpu_fallback): {reason}")
             limit_memory(device, gpu_share)
             if device.type == "cuda":
                 compute = make_compute(model, device, numerics, cuda_graphs)
@@ -95,7 +96,8 @@ class ClientActor:
             self._unusable = error
         on_gpu = compute.device.type == "cuda"
         info = describe(compute.device, fused.version())
-        self._place = ActorPlace(context.get_node_id(), granted if on_gpu else "", info, tuple(notes))
+        on, instead_of = (granted, "") if on_gpu else ("", granted)
+        self._place = ActorPlace(context.get_node_id(), on, info, instead_of, reason, tuple(notes))
         images = Images(train, test, test_labels, normalization)
         self._host = ClientHost(compute, images, client_ids, self._place.node_id, self._place.gpu_id)
 

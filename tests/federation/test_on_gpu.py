@@ -188,3 +188,18 @@ def test_a_graph_saves_launches_and_waits_for_its_capture_alone():
     plain, replayed = tallies
     assert replayed.syncs["synchronize"] == plain.syncs["synchronize"] + 2
     assert replayed.launches < plain.launches / 3
+
+
+@pytest.mark.parametrize(("micro_batch", "batches"), [("auto", 3), (32, 23)])
+def test_an_evaluation_takes_a_thousand_images_at_once(micro_batch, batches):
+    """2,300 images: three batches on a GPU, of a hundred where micro-batches are small; the CPU's answers either way."""
+    shape = {"tested": 2300, "micro_batch": micro_batch, "depth": 2}
+    names = ["test", "attack, test"]
+    expected, found = (done(device, names, **shape) for device in ("cpu", "cuda:0"))
+    for name in names:
+        assert largest_difference(expected[name], found[name]) < 1e-9
+    with pretended(Values()) as watch:
+        w = gpu_counts.world("cuda:0", **(SMALL | shape))
+        watch.begin()
+        gpu_counts.works(w)["test"]()
+    assert sum("convolution" in operation for operation, _ in watch.tally.log) == 2 * batches
