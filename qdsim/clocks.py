@@ -1,7 +1,8 @@
 """The clock behind ``compute_s`` and ``matching_s``.
 
 On the CPU it is the process's CPU time, so that a figure does not depend on how many actors share a
-core. On a GPU it is device time between CUDA events, which cost no synchronisation while they run.
+core. On a GPU it is device time between CUDA events, which cost no synchronisation while they run. Where several
+processes share a GPU, the turns of the others pass between the events as well: CUDA tells no process of its own alone.
 """
 
 import time

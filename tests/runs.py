@@ -1,5 +1,6 @@
 """Small real runs that several tests look at."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -8,7 +9,7 @@ import pandas as pd
 
 from qdsim.api import launch
 from qdsim.experiment import config
-from qdsim.experiment.progress import Event, Step
+from qdsim.experiment.progress import Event, Notice, Step
 from qdsim.federation.chaos import Fault
 from qdsim.store.storage import StoragePath
 
@@ -25,6 +26,13 @@ TINY: dict[str, Any] = {
     "synthetic": {"scale": 10},
     "cluster": {"cpu_fallback": True},  # the GPUs that the tests' cluster has are logical ones
 }
+
+
+def granted_gpus(events: Sequence[object]) -> dict[int, str]:
+    """Return the logical GPU of each client that a run's notes name; the CPU computes in its place."""
+    texts = [event.text for event in events if isinstance(event, Notice)]
+    found = [re.match(r"clients (.+) run on the CPU instead of GPU (\d+) of node", text) for text in texts]
+    return {int(client): said[2] for said in found if said for client in said[1].split(", ") if client.isdigit()}
 
 
 def ignore(*_: Any) -> None:

@@ -90,7 +90,8 @@ def test_every_error_class_has_an_example_here():
     """A new error class must be added to the examples above."""
 
     def below(cls):
-        return {cls}.union(*(below(sub) for sub in cls.__subclasses__()))
+        own = [sub for sub in cls.__subclasses__() if sub.__module__.startswith("qdsim")]  # Ray makes some as well
+        return {cls}.union(*(below(sub) for sub in own))
 
     assert below(QdsimError) == {type(error) for error, _, _ in EXAMPLES}
 

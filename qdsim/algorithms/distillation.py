@@ -27,6 +27,7 @@ from qdsim.data.forgetting import View
 from qdsim.errors import Diverged
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
+from qdsim.models.gradients import is_matched
 from qdsim.models.params import Params
 
 DISTANCE_EPS = 1e-6
@@ -84,32 +85,58 @@ class MatchedImages:
     """B^S of one step, sorted by class, and where the real gradients of these classes are; on the device."""
 
     counts: list[int]
-    """Images of each class that is matched."""
+    """Images of each class that is matched; of all classes, those without any among them, on a GPU that wants so."""
     rows: Tensor
     """Where they are in the synthetic set."""
     labels: Tensor
     places: Tensor
     """Places of their classes in the stack of real gradients."""
     sizes: Tensor
-    """Samples that each of these gradients is a sum over."""
+    """Samples that each of these gradients is a sum over, 1 at the least."""
+    place_of_row: Tensor
+    """On a GPU, of each image of the synthetic set: its place in B^S, -1 where this step does not change it."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return what differs from step to step."""
+        return [self.rows, self.labels, self.places, self.sizes, self.place_of_row]
 
 
 def matched_images(
-    steps: Sequence[tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]], device: torch.device
+    steps: Sequence[tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]],
+    device: torch.device,
+    images: int = 0,
+    all_classes: int = 0,
 ) -> list[MatchedImages]:
     """Say for each step what is matched, from the batch's classes and their samples, and the rows of B^S by class.
 
-    What all steps need on the device goes there in one copy.
+    What all steps need on the device goes there in one copy. ``images``: how many the synthetic set has. With
+    ``all_classes``, their number, those that the batch does not have are there as well, with images that do not change.
     """
     counts, parts = [], []
     for classes, sizes, rows_of_class in steps:
-        counts.append([len(rows) for rows in rows_of_class.values()])
-        places = np.flatnonzero(np.isin(classes, list(rows_of_class)))
         rows = np.concatenate([np.empty(0, np.int64), *rows_of_class.values()])
-        labels = np.repeat(np.array(list(rows_of_class), np.int64), counts[-1])
-        parts += [torch.from_numpy(array) for array in (rows, labels, places, sizes[places])]
+        labels = np.repeat(np.array(list(rows_of_class), np.int64), [len(own) for own in rows_of_class.values()])
+        if all_classes:
+            places = np.arange(all_classes)
+            counts.append(np.bincount(labels, minlength=all_classes).tolist())
+            sizes = np.maximum(1, per_class(classes, sizes, all_classes))
+        else:
+            places = np.flatnonzero(np.isin(classes, list(rows_of_class)))
+            counts.append([len(own) for own in rows_of_class.values()])
+            sizes = sizes[places]
+        place_of_row = np.full(images, -1)
+        if images:
+            place_of_row[rows] = np.where(np.isin(labels, classes), np.arange(len(rows)), -1)
+        parts += [torch.from_numpy(array) for array in (rows, labels, places, sizes, place_of_row)]
     parts = P.move(parts, device)
-    return [MatchedImages(own, *parts[4 * step : 4 * step + 4]) for step, own in enumerate(counts)]
+    return [MatchedImages(own, *parts[5 * step : 5 * step + 5]) for step, own in enumerate(counts)]
+
+
+def per_class(classes: np.ndarray, sizes: np.ndarray, all_classes: int) -> np.ndarray:
+    """Return sizes of some classes as those of all."""
+    found = np.zeros(all_classes, np.int64)
+    found[classes] = sizes
+    return found
 
 
 def match(
@@ -124,18 +151,39 @@ def match(
     """S_i ← opt-alg(d, ς_S, η_S), class by class (equation 6). In place on ``pixels`` and ``velocity``.
 
     ``real`` holds each matched class's mean gradient on B^D, stacked. Classes that together have no more images than a
-    micro-batch share their passes.
+    micro-batch share their passes. A class that B^D does not have has no real gradient, so v is zero there.
     """
     pixel_gradient = compute.gradients.of_pixels(params)
+    every = compute.gradients.all_classes
     ends = np.cumsum([0, *matched.counts]).tolist()
     for group in group_by_size(matched.counts, compute.micro_batch):
+        if ends[group.start] == ends[group.stop]:  # none of these classes has an image
+            continue
         chosen = slice(ends[group.start], ends[group.stop])
-        rows, labels, counts = matched.rows[chosen], matched.labels[chosen], matched.counts[group.start : group.stop]
-        targets = {name: stack[group.start : group.stop] for name, stack in real.items()}
+        rows, labels = matched.rows[chosen], matched.labels[chosen]
+        counts, targets = matched.counts, real
+        if not every:
+            counts = counts[group.start : group.stop]
+            targets = {name: stack[group.start : group.stop] for name, stack in real.items()}
         for _ in range(distillation.steps):
-            gradient = pixel_gradient(pixels[rows], labels, counts, partial(towards, real=targets))
-            velocity[rows] = distillation.momentum * velocity[rows] + gradient
-            pixels[rows] -= distillation.lr * velocity[rows]
+            gradient = pixel_gradient(pixels.index_select(0, rows), labels, counts, partial(towards, real=targets))
+            if compute.device.type == "cpu":
+                velocity[rows] = distillation.momentum * velocity[rows] + gradient
+                pixels[rows] -= distillation.lr * velocity[rows]
+            else:
+                place = matched.place_of_row - chosen.start if chosen.start else matched.place_of_row
+                _step_where(pixels, velocity, gradient, place, distillation)
+
+
+def _step_where(pixels: Tensor, velocity: Tensor, gradient: Tensor, place: Tensor, distillation: Distillation) -> None:
+    """In place, as at rows, but on the whole set: a GPU that is to repeat itself would sort the rows, and ask for them.
+
+    ``place``: of each image, in ``gradient``; those that are not in it stay as they are.
+    """
+    found = gradient.index_select(0, place.clamp(0, len(gradient) - 1))
+    changes = ((place >= 0) & (place < len(gradient)))[:, None, None, None]
+    velocity.copy_(torch.where(changes, distillation.momentum * velocity + found, velocity))
+    pixels.copy_(torch.where(changes, pixels - distillation.lr * velocity, pixels))
 
 
 def group_by_size(sizes: list[int], most: int) -> list[range]:
@@ -156,7 +204,7 @@ def class_means(by_class: Params, matched: MatchedImages) -> Params:
     """Divide each class's summed gradient by its samples, for the classes that are matched."""
     found = {}
     for name, stack in by_class.items():
-        own = stack if len(matched.counts) == len(stack) else stack[matched.places]
+        own = stack if len(matched.counts) == len(stack) else stack.index_select(0, matched.places)
         found[name] = own / matched.sizes.to(stack.dtype).view(-1, *[1] * (stack.ndim - 1))
     return found
 
@@ -197,21 +245,39 @@ def finetune(
     mixed = P.move([torch.from_numpy(array) for array in [synthetic.labels, *mixed_drawn]], compute.device)
     labels, passes = mixed[0], iter(mixed[1:])
     rows_of_class = {int(c): np.flatnonzero(synthetic.labels == c) for c in classes}
-    (matched,) = matched_images([(classes, sizes, rows_of_class)], compute.device)
+    every = compute.model.num_classes if compute.gradients.all_classes else 0
+    set_size = len(pixels) if compute.device.type == "cuda" else 0
+    (matched,) = matched_images([(classes, sizes, rows_of_class)], compute.device, set_size, every)
+    counts = (per_class(classes, sizes, every) if every else sizes).tolist()
+    passes_between = len(mixed_drawn) // (FINETUNE_STEPS - 1)
+
+    def real_gradients(images: Tensor, targets: Tensor) -> tuple[Tensor, Params, Params]:
+        return compute.gradients.of_classes(theta, images, targets, counts, cross_entropy)
+
+    def learn(*stacks: Tensor) -> None:
+        real = class_means(dict(zip(names, stacks, strict=True)), matched)
+        match(compute, theta, pixels, velocity, matched, real, distillation)
+
+    def own_gradient(rows: Tensor) -> tuple[Tensor, Params]:
+        return summed_gradient(compute, theta, pixels.index_select(0, rows), labels.index_select(0, rows))
+
+    names = [name for name, tensor in theta.items() if is_matched(tensor)]
+    find, change = compute.replayed(real_gradients, FINETUNE_STEPS), compute.replayed(learn, FINETUNE_STEPS)
+    find_own = compute.replayed(own_gradient, len(mixed_drawn))
     losses: list[Tensor] = []
     processed = 0
     samples = client.samples(View("real"))
     for step, (images, targets) in enumerate(samples.batches(real_drawn, compute.device, dtype)):
-        loss, _, by_class = compute.gradients.of_classes(theta, images, targets, sizes.tolist(), cross_entropy)
+        loss, _, by_class = find(images, targets)
         with watch:
-            match(compute, theta, pixels, velocity, matched, class_means(by_class, matched), distillation)
+            change(*by_class.values())
         processed += len(targets)
         losses.append(loss / len(targets))
         if step == FINETUNE_STEPS - 1:
             break
-        for _ in range(len(mixed_drawn) // (FINETUNE_STEPS - 1)):
+        for _ in range(passes_between):
             rows = next(passes)
-            _, gradient = summed_gradient(compute, theta, pixels[rows], labels[rows])
+            _, gradient = find_own(rows)
             P.step_(theta, gradient, -FINETUNE_LR / len(rows))
     pixels, velocity, *losses = P.move([pixels, velocity, *losses], torch.device("cpu"))
     update = make_update(client.client_id, len(client.labels), {}, {}, losses, processed, watch)

@@ -87,8 +87,13 @@ def run(
     going: Tensor | None = None
     drawn = batches(len(samples), stage.batch_size, stage.steps, draws)
     waits = compute.device.type == "cpu"
+
+    def gradient_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Params]:
+        return summed_gradient(compute, theta, images, labels, objective)
+
+    find = compute.replayed(gradient_of, stage.steps)
     for images, labels in samples.batches(drawn, compute.device, dtype):
-        loss_sum, gradient = summed_gradient(compute, theta, images, labels, objective)
+        loss_sum, gradient = find(images, labels)
         losses.append(loss_sum / len(labels))
         if ascend and waits and not float(losses[-1]) <= max_loss:
             break

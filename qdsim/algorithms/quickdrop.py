@@ -22,11 +22,13 @@ from qdsim.algorithms import fedavg, local_sgd
 from qdsim.algorithms.distillation import (
     FINETUNE_LR,
     FINETUNE_STEPS,
+    MatchedImages,
     class_means,
     finetune,
     match,
     matched_images,
     on_device,
+    per_class,
     with_pixels,
 )
 from qdsim.algorithms.history import History
@@ -39,6 +41,7 @@ from qdsim.data.clients import ClientState
 from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
+from qdsim.models.gradients import is_matched
 from qdsim.models.params import Params
 
 
@@ -67,22 +70,40 @@ def train(
     synthetic_draws = ctx.generator("synthetic-batches", client.client_id)
     watch = Stopwatch(compute.device)
     # line 12, of all steps: sample B^D, class by class so that its gradient falls apart into those of its classes
+    every = compute.model.num_classes if compute.gradients.all_classes else 0
     drawn, drawn_synthetic, counts = [], [], []
     for chosen in batches(len(samples), stage.batch_size, stage.steps, real_draws):
         drawn.append(chosen[np.argsort(client.labels[chosen], kind="stable")])
         classes, sizes = np.unique(client.labels[chosen], return_counts=True)
-        rows = synthetic_rows(synthetic.labels, classes, distillation.batch, synthetic_draws)
+        among = np.arange(every) if every else classes
+        rows = synthetic_rows(synthetic.labels, among, distillation.batch, synthetic_draws)
         drawn_synthetic.append((classes, sizes, rows))
-        counts.append(sizes.tolist())
-    matched = iter(matched_images(drawn_synthetic, compute.device))
+        counts.append((per_class(classes, sizes, every) if every else sizes).tolist())
+    set_size = len(pixels) if compute.device.type == "cuda" else 0
+    matched = matched_images(drawn_synthetic, compute.device, set_size, every)
+
+    names = [name for name, tensor in theta.items() if is_matched(tensor)]
+
+    def real_gradients(images: Tensor, labels: Tensor, *, counts: list[int]) -> tuple[Tensor, Params, Params]:
+        return compute.gradients.of_classes(theta, images, labels, counts, cross_entropy)
+
+    def learn(*tensors: Tensor, counts: list[int]) -> None:
+        own = MatchedImages(counts, *tensors[: -len(names)])
+        real = class_means(dict(zip(names, tensors[-len(names) :], strict=True)), own)
+        match(compute, theta, pixels, velocity, own, real, distillation)
+
+    # images that do not share one pass are grouped by what was drawn of them
+    alike = min(len(pixels), distillation.batch) <= compute.micro_batch or len(pixels) <= distillation.batch
+    find = compute.replayed(real_gradients, stage.steps)
+    change = compute.replayed(learn, stage.steps if alike else 0)
     losses: list[Tensor] = []
-    for (images, labels), sizes in zip(samples.batches(drawn, compute.device, dtype), counts, strict=True):
+    given = samples.batches(drawn, compute.device, dtype)
+    for (images, labels), sizes, own in zip(given, counts, matched, strict=True):
         # line 13: compute ∇L^{D_i} on B^D, kept per class
-        loss, gradient, by_class = compute.gradients.of_classes(theta, images, labels, sizes, cross_entropy)
+        loss, gradient, by_class = find(images, labels, counts=sizes)
         # lines 14 and 15: compute ∇L^{S_i} on B^S and update it
         with watch:
-            own = next(matched)
-            match(compute, theta, pixels, velocity, own, class_means(by_class, own), distillation)
+            change(*own.tensors(), *by_class.values(), counts=own.counts)
         # line 17: θ ← θ - η ∇L^{D_i}(θ), with the gradient of line 13
         if stage.proximal:
             P.pull_(theta, anchor, stage.lr * stage.proximal)

@@ -167,11 +167,13 @@ def plan(
     gpu_memory: str | None = None,
     cpus: int | None = None,
     memory: str | None = None,
+    doctor: str | Path | None = None,
 ) -> JobPlan:
     """Say whether a job fits, where its clients are placed and how long it will take; only a probe is run.
 
     It is planned for the cluster at ``address`` (or ``$RAY_ADDRESS``), for an imagined machine with ``gpus`` GPUs (one,
-    where only ``gpu``, its model, is given), or for this machine. A job that does not fit raises
+    where only ``gpu``, its model, is given), or for this machine. ``doctor``: a file of ``qdsim doctor --out``, whose
+    measurements of a GPU's speed and memory are then used. A job that does not fit raises
     :class:`~qdsim.errors.CannotPlace`.
     """
     loaded = job_of(job, set=set, profile=profile)
@@ -185,18 +187,20 @@ def plan(
     if gpus is not None and address is not None:
         raise BadInput("--address", address, "plan for a running cluster, or with --gpus for another machine")
     from qdsim.api.plan_report import JobPlan
+    from qdsim.planning import measured as measurements
     from qdsim.planning import planner
 
+    measured = measurements.read(doctor) if doctor is not None else None
     where = address or os.environ.get("RAY_ADDRESS")
     if gpus is not None:
         machines = planner.imagined(gpus, gpu_memory, cpus, memory, gpu)
         assumed = partial(planner.assumed, model=machines.model)
-        report = planner.plan_job(loaded, machines, assumed, planner.ASSUMED)
+        report = planner.plan_job(loaded, machines, assumed, planner.ASSUMED, measured)
     elif where:
-        report = launch.plan_on_cluster(loaded, where)
+        report = launch.plan_on_cluster(loaded, where, measured)
     else:
-        report = planner.plan_job(loaded, planner.this_machine(), planner.measured_here)
-    return JobPlan(report, is_assumed=bool(gpus and report.layout.gpus))
+        report = planner.plan_job(loaded, planner.this_machine(), planner.measured_here, measured=measured)
+    return JobPlan(report, is_assumed=bool(gpus and report.layout.gpus and measured is None))
 
 
 def job_of(job: JobLike, *, set: Overrides | None = None, profile: str | None = None) -> Job:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from qdsim.experiment.plan import Plan, SweepPoint
     from qdsim.federation.client_host import Images
     from qdsim.federation.executor import InlineExecutor
+    from qdsim.planning.measured import Measured
     from qdsim.planning.planner import PlanReport
 
 POLL_S = 0.1
@@ -355,8 +356,8 @@ def on_ray(connected: AbstractContextManager[Callable[[], None]]) -> Iterator[St
         yield stop
 
 
-def plan_on_cluster(job: Job, address: str) -> PlanReport:
-    """Plan a job for a running cluster, and measure one client's steps there."""
+def plan_on_cluster(job: Job, address: str, measured: Measured | None = None) -> PlanReport:
+    """Plan a job for a running cluster, and measure one client's steps there, unless its GPUs have been measured."""
     environment.prepare(address)
     from qdsim.planning import planner
     from qdsim.ray_engine import cluster, probe
@@ -365,7 +366,7 @@ def plan_on_cluster(job: Job, address: str) -> PlanReport:
         nodes = cluster.nodes()
         described = f"the cluster at {address}: {len(nodes)} nodes"
         machines = planner.Machines(nodes, probe.gpu_memory(), described, cluster.most_gpus())
-        return planner.plan_job(job, machines, probe.measured_on)
+        return planner.plan_job(job, machines, probe.measured_on, measured=measured)
 
 
 def _telling(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -93,6 +93,12 @@ def print_plan_report(console: Console, found: PlanReport, *, assumed: bool) -> 
     for row in layout.table(found.machines.nodes):
         nodes.add_row(*row)
     console.print(nodes)
+    if found.packings:
+        console.print(_packings(found))
+        say(
+            "the bits are the same; fewer processes leave more memory and cores, more of them fill each other's gaps: "
+            "without CUDA MPS kernels of different processes take turns"
+        )
     console.print(_phases(found))
     low_s, high_s = estimate.range_s(found.times, found.within)
     held = ""
@@ -106,6 +112,8 @@ def print_plan_report(console: Console, found: PlanReport, *, assumed: bool) -> 
 
 def _basis(found: PlanReport, *, assumed: bool) -> str:
     """Say what the times rest on."""
+    if found.measured is not None:
+        return f"measured by qdsim doctor on {found.measured.gpu}: other networks in proportion to their operations"
     if not assumed:
         known = "" if found.layout.gpus else "; runs on cores were within 30 % of their plans"
         return f"measured: a few steps of one client{known}"
@@ -120,6 +128,18 @@ def _basis(found: PlanReport, *, assumed: bool) -> str:
         f"assumed, not measured: {100 * LOW_SHARE:g} to {HIGH_SHARE:.0%} of the {model.tflops:g} TFLOP/s (float32) and "
         f"{model.bandwidth_gb_s:,g} GB/s that its maker states ({model.source}); with --address it is measured there"
     )
+
+
+def _packings(found: PlanReport) -> Table:
+    """One line for each way of sharing GPUs."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    names = ("clients_per_actor", "processes a GPU", "clients each", "for CUDA", "in all", "cores")
+    for name in names:
+        table.add_column(name, justify="left" if name == names[0] else "right", no_wrap=True)
+    for way in found.packings:
+        sizes = units.size(way.context_bytes), units.size(way.memory_bytes)
+        table.add_row(way.name, str(way.on_a_gpu), str(way.clients), *sizes, f"{way.cores:g}")
+    return table
 
 
 def _phases(found: PlanReport) -> Table:

@@ -13,6 +13,8 @@ What is counted, by the sources of ATen (torch 2.15); exact within this model, a
 * Every other operation that is no view and no empty allocation is one launch. ``im2col`` (F.unfold) launches a kernel a
   sample (native/cuda/Im2Col.cu), ``convolution_backward`` one for each gradient, a convolution's bias another.
   cuDNN and cuBLAS may take more, group normalisation takes three.
+* Algorithms are the deterministic ones, as qdsim sets them: what writes or adds up at indices sorts these first, in
+  eleven launches (native/cuda/Indexing.cu).
 * Bytes moved are those of an operation's inputs and outputs. Memory is that of storages that are alive, rounded up to
   512 bytes as torch's allocator does; workspaces of libraries are not in it.
 * Float atomics are the operations that sum floats in any order, by the list of ``torch.use_deterministic_algorithms``.
@@ -46,6 +48,11 @@ ATOMICS = {
     *(aten._adaptive_avg_pool2d_backward, aten.adaptive_max_pool2d_backward, aten.upsample_bilinear2d_backward),
     *(aten.reflection_pad2d_backward, aten.embedding_dense_backward, aten.cumsum),
 }
+SORTS = {
+    *(aten.index_put, aten.index_put_, aten._index_put_impl_, aten.index_add, aten.index_add_),
+    *(aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_),
+}
+SORTED_LAUNCHES = 11
 LARGEST_REMEMBERED = 1 << 16
 """Whole numbers of a tensor without numbers that are remembered: lengths of other tensors may follow from them."""
 
@@ -68,11 +75,13 @@ class Tally:
     """How often an operation of (kind, FLOP, bytes, launches) was done."""
     live_bytes: int = 0
     peak_bytes: int = 0
+    log: list[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
+    """Operations in their order, with the shapes of their tensors."""
 
     def __sub__(self, other: "Tally") -> "Tally":
         """Return what one piece of work asks for beyond another; memory is that of the larger."""
         found = Tally(live_bytes=self.live_bytes, peak_bytes=self.peak_bytes)
-        for name in [f.name for f in fields(Tally) if not f.name.endswith(("live_bytes", "peak_bytes"))]:
+        for name in [f.name for f in fields(Tally) if f.name not in ("live_bytes", "peak_bytes", "log")]:
             setattr(found, name, getattr(self, name) - getattr(other, name))
         return found
 
@@ -120,6 +129,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = device
         self.tally = Tally()
         self._seen: dict[int, object] = {}
+        self.capturing: Graph | None = None
 
     def begin(self) -> None:
         """Count anew; what is allocated stays."""
@@ -156,12 +166,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._indexed(packet, args)
         if packet in READS_BACK:
             self.wait(packet.__name__)
+        if self.capturing is not None:
+            return self.capturing.record(func, args, kwargs)
         out = self._device.run(func, args, kwargs)
         self._count(func, args, kwargs, inputs, out)
         return out
 
     def wait(self, reason: str, times: int = 1) -> None:
-        """Count that the host waits for the device."""
+        """Count that the host waits for the device; while a graph is captured that is an error."""
+        if self.capturing is not None and times:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         self.tally.syncs[reason] += times
 
     def _copied(self, way: str) -> None:
@@ -175,6 +189,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fills = packet is not aten.index and args[2].numel() == 1 and not on_cuda(args[2])
         if any(index.dtype == torch.bool for index in indices) and not fills:
             self.wait("nonzero")
+
+    def _sorts(self, packet: Any, args: Any) -> bool:
+        """Tell whether it writes at indices; at booleans one number is filled in instead."""
+        if packet not in SORTS:
+            return False
+        masks = packet in INDEXES and any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1])
+        return not (masks and args[2].numel() == 1)
 
     def _count(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], out: Any) -> None:
         packet, tally = func.overloadpacket, self.tally
@@ -192,6 +213,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             launches = sum(args[-1])
         elif packet is aten.convolution and args[2] is not None:
             launches = 2
+        elif self._sorts(packet, args):
+            launches = SORTED_LAUNCHES
         # an expanded tensor has more numbers than bytes
         moved = sum(min(size_bytes(x), x.untyped_storage().nbytes()) for x in [*inputs, *outputs] if on_cuda(x))
         name = packet.__name__.rstrip("_")
@@ -207,6 +230,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tally.moved_bytes += moved
         tally.flops += flops
         tally.work[kind, flops, moved, launches] += 1
+        tally.log.append((str(func), tuple(tuple(x.shape) for x in inputs)))
 
     def _hold(self, tensor: Tensor) -> None:
         """Count a storage as allocated until it dies."""
@@ -223,6 +247,45 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tally.live_bytes -= size
 
         self._seen[key] = weakref.ref(storage, freed)
+
+
+class Graph:
+    """``torch.cuda.CUDAGraph``: operations on the memory that they were captured with.
+
+    A device captures without computing. Here results have to be there to be captured with, so what was changed in place
+    meanwhile is put back.
+    """
+
+    def __init__(self, device: Device):
+        self._device = device
+        self._work: list[tuple[Any, Any, Any, Any]] = []
+        self._before: list[tuple[Any, Tensor]] = []
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Do and remember an operation."""
+        written = [
+            given
+            for declared, given in zip(func._schema.arguments, args, strict=False)
+            if declared.alias_info is not None and declared.alias_info.is_write
+        ]
+        self._before += [(x, x.inner.clone()) for x in pytree.tree_leaves(written) if isinstance(x, Carried)]
+        out = self._device.run(func, args, kwargs)
+        self._work.append((func, args, kwargs, out))
+        return out
+
+    def captured(self) -> None:
+        """Put back what was changed."""
+        for tensor, before in reversed(self._before):
+            tensor.inner.copy_(before)
+
+    def replay(self) -> None:
+        """Do it all again."""
+        for func, args, kwargs, out in self._work:
+            again = self._device.run(func, args, kwargs)
+            if not any(result.alias_info is not None for result in func._schema.returns):
+                for old, new in zip(pytree.tree_leaves(out), pytree.tree_leaves(again), strict=True):
+                    if isinstance(old, Carried):
+                        old.inner.copy_(new.inner)
 
 
 # -- devices that are not there ----------------------------------------------------------------------------------------
@@ -437,6 +500,17 @@ class _Event:
 def pretended(device: Shapes | Values) -> Iterator[Watch]:
     """Have torch take a device for granted."""
     watch = Watch(device)
+
+    @contextlib.contextmanager
+    def graph(into: Graph) -> Iterator[None]:
+        watch.wait("synchronize")
+        watch.capturing = into
+        try:
+            yield
+        finally:
+            watch.capturing = None
+            into.captured()
+
     patches: list[Any] = [
         mock.patch.multiple(
             torch.cuda,
@@ -446,6 +520,8 @@ def pretended(device: Shapes | Values) -> Iterator[Watch]:
             synchronize=lambda device=None: watch.wait("synchronize"),
             reset_peak_memory_stats=lambda device=None: None,
             max_memory_allocated=lambda device=None: watch.tally.peak_bytes,
+            CUDAGraph=lambda: Graph(device),
+            graph=graph,
         ),
         mock.patch.object(torch.autograd, "grad", gradient),
     ]

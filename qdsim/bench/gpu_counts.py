@@ -28,6 +28,8 @@ from qdsim.models.convnet import NORM_EPS, ConvNet
 from qdsim.models.model import Model
 from qdsim.models.numerics import Numerics
 from qdsim.models.params import Params
+from qdsim.planning import gpus
+from qdsim.planning.gpus import GpuModel
 
 NAME = "gpu-counts"
 ABOUT = "what client steps ask of a GPU, counted without one"
@@ -57,8 +59,7 @@ CEILINGS: dict[str, dict[str, float]] = {
 MOST_SYNCS = 8
 """Of a whole client step."""
 
-GPUS = {"RTX 2060": (6.5, 0, 0, 336), "A100": (19.5, 156, 312, 1555), "H100": (67, 495, 989, 3350)}
-"""Peak TFLOP/s in float32, TF32 and bfloat16 (dense), and GB/s, by the data sheets."""
+GPUS = {"RTX 2060": gpus.MODELS["rtx2060"], "A100": gpus.MODELS["a100"], "H100": gpus.MODELS["h100"]}
 SUSTAINED, SUSTAINED_TENSOR, SUSTAINED_GBS = 0.6, 0.35, 0.8
 """The share of these peaks that matrices and maps of this size reach."""
 KERNEL_S = 3e-6
@@ -98,13 +99,15 @@ def world(
     precision: Any = "float32",
     micro_batch: Any = "auto",
     model: Model | None = None,
+    cuda_graphs: Any = "off",
 ) -> World:
     """Make a client with as many images of each class, and a model."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(classes), per_class)
     pool = rng.integers(0, 256, (max(len(labels), tested), channels, size, size), dtype=np.uint8)
     model = model or ConvNet(channels, size, classes, width, depth)
-    compute = make_compute(model, torch.device(device), Numerics(precision=precision, micro_batch=micro_batch))
+    numerics = Numerics(precision=precision, micro_batch=micro_batch)
+    compute = make_compute(model, torch.device(device), numerics, cuda_graphs)
     normalization = Normalization((0.5,) * channels, (0.25,) * channels)
     host = ClientHost(compute, Images(pool, pool[:tested], np.arange(tested) % classes, normalization))
     settings = Distillation(scale, 0.1, 1, 256, 0.5, "real", True, 1)
@@ -226,17 +229,18 @@ def figures(tally: Tally) -> dict[str, float]:
     return dict(zip(UNITS, values, strict=True))
 
 
-def estimate_ms(tally: Tally, gpu: str) -> float:
-    """Return how long the device would take, operation by operation: an estimate, not a measurement."""
-    float32, tf32, half, gbs = GPUS[gpu]
+def estimate_ms(tally: Tally, gpu: GpuModel, precision: str = "float32") -> float:
+    """Return how long the device would take, operation by operation: an estimate, not a measurement.
+
+    ``precision`` as in a job. What is counted says itself which operations are done in bfloat16.
+    """
     total_s = 0.0
     for (kind, flops, moved, launches), times in tally.work.items():
-        peak = float32 * SUSTAINED
-        if kind == "convolution":
-            peak = max(peak, tf32 * SUSTAINED_TENSOR)
+        tensor = gpu.tf32_tflops if precision == "tf32" else 0.0
         if kind.endswith("half"):
-            peak = max(peak, half * SUSTAINED_TENSOR)
-        parts = (flops / (peak * 1e12), moved / (gbs * SUSTAINED_GBS * 1e9), launches * KERNEL_S)
+            tensor = gpu.bfloat16_tflops
+        peak = max(gpu.tflops * SUSTAINED, tensor * SUSTAINED_TENSOR)
+        parts = (flops / (peak * 1e12), moved / (gpu.bandwidth_gb_s * SUSTAINED_GBS * 1e9), launches * KERNEL_S)
         total_s += times * max(parts)
     return 1e3 * total_s
 
@@ -256,14 +260,16 @@ def measure() -> Found:
         found = figures(tally)
         side, case = ("bare PyTorch" if name == BARE else "qdsim"), f"{name}: {which}"
         measured += [Measured(NAME, case, side, quantity, found[quantity], unit) for quantity, unit in UNITS.items()]
-        measured += [Measured(NAME, case, side, f"{g}, ms", estimate_ms(tally, g), "ms") for g in GPUS]
+        estimates = {name: estimate_ms(tally, gpu) for name, gpu in GPUS.items()}
+        measured += [Measured(NAME, case, side, f"{gpu}, ms", ms, "ms") for gpu, ms in estimates.items()]
         whole = name == "fine-tuning" or (name, MORE) not in tallies
         if whole == (which == FIRST):
             for quantity, most in CEILINGS.get(name, {}).items():
                 ratios.append(Ratio(NAME, CASE, f"{name}: {quantity}", found[quantity], most, False, UNITS[quantity]))
     more = [tally for (name, which), tally in tallies.items() if which == MORE]
     syncs = max(tally.syncs.total() for tally in more)
-    calls = [tallies[name, FIRST] for name in STEPS] + [tallies["fine-tuning", FIRST]]
+    whole_calls = ("fine-tuning", "FU-MP, statistics", "FU-MP, convolutions")
+    calls = [tallies[name, FIRST] for name in (*STEPS, *whole_calls)]
     ratios += [
         Ratio(NAME, CASE, "syncs in one more step of any kind", syncs, 0, False, ""),
         Ratio(NAME, CASE, "syncs of a client step", max(t.syncs.total() for t in calls), MOST_SYNCS, False, ""),

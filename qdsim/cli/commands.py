@@ -225,6 +225,9 @@ def plan(
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of that machine; 8 for each GPU by default.")] = None,
     memory: Annotated[str | None, typer.Option(help="Its memory; 64GB for each GPU by default.")] = None,
+    doctor: Annotated[
+        Path | None, typer.Option(help="A file of `qdsim doctor --out`: use what it measured of the GPUs.")
+    ] = None,
     debug: DEBUG = False,
 ) -> None:
     """Say whether a job fits, where its clients are placed, and how long it will take; only a probe is run."""
@@ -240,6 +243,7 @@ def plan(
         gpu_memory=gpu_memory,
         cpus=cpus,
         memory=memory,
+        doctor=doctor,
     )
     plan_report.print_plan_report(Console(), found.report, assumed=found.is_assumed)
 

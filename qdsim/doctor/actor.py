@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 
 from qdsim.doctor import steps
 from qdsim.doctor.checks import Check
+from qdsim.doctor.steps import Expected
 from qdsim.errors import CannotPlace
 from qdsim.models.device import DeviceInfo, choose_device, describe, set_up
+from qdsim.models.fast import fused
 from qdsim.models.numerics import Numerics
+from qdsim.planning.measured import GPU
+from qdsim.ray_engine.environment import MPS_PIPES
 
 
 @ray.remote(num_cpus=0)
@@ -20,7 +25,7 @@ class Examiner:
     def ready(self) -> None:
         """Have been placed, and have imported torch."""
 
-    def examine(self, estimate_bytes: int, where: str) -> tuple[list[Check], DeviceInfo | None]:
+    def examine(self, expected: Expected, where: str) -> tuple[list[Check], DeviceInfo | None]:
         """Return the checks, and the device that they were made on; None where it cannot be used."""
         numerics = Numerics()
         set_up(numerics)
@@ -28,19 +33,21 @@ class Examiner:
         try:
             device = choose_device(gpu_ids)
         except CannotPlace as error:
-            return [Check("GPU", "fail", str(error), where=where)], None
-        has = describe(device)
+            return [Check(GPU, "fail", str(error), where=where)], None
+        if device.type == "cuda":
+            steps.setting(steps.SMALL, device, torch.float32).compute.gradients.warm_up()
+        has = describe(device, fused.version())
         found = []
         if device.type == "cuda":
             says = f"{has.fingerprint}; driver {has.driver or 'unknown'}"
             says += f", {has.memory_bytes / 1e9:.1f} GB, CUDA MPS {_mps()}"
-            found.append(Check("GPU", "pass", says, has.as_dict() | {"mps": _mps()}, where=where))
-        return found + steps.examine(device, estimate_bytes, where), has
+            found.append(Check(GPU, "pass", says, has.as_dict() | {"mps": _mps()}, where=where))
+        return found + steps.examine(device, expected, where), has
 
 
 def _mps() -> str:
     """Tell whether CUDA MPS serves this process: its daemon is reached through a pipe in a folder."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)
     return "on" if (Path(folder) / "control").exists() else "off"
 
 

@@ -15,6 +15,8 @@ from qdsim.planning import estimate
 from qdsim.ray_engine import environment
 
 if TYPE_CHECKING:
+    from qdsim.bench.fake_cuda import Tally
+    from qdsim.doctor.steps import Expected
     from qdsim.models.device import DeviceInfo
     from qdsim.planning.layout import Node
 
@@ -25,7 +27,10 @@ ANSWER_S = 600.0
 POLL_S = 0.2
 JOB = {"name": "doctor", "seeds": [0], "data": {"dataset": "cifar10"}, "synthetic": {"finetune": 1}}
 """What memory is estimated for: the paper's network and batch on images of this size."""
-ONLY_ON_GPUS = ("GPU", "client steps against the CPU", "memory against the estimate", "memory cap")
+ONLY_ON_GPUS = (
+    *("GPU", "client steps against the CPU", "graph capture", "launches against the count"),
+    *("memory against the estimate", "memory cap"),
+)
 Tell = Callable[[str], None]
 
 
@@ -65,10 +70,11 @@ def _check_ray(address: str | None, tell: Tell) -> list[Check]:
 def _check_devices(nodes: list["Node"], check: Callable[[], None], tell: Tell) -> list[Check]:
     """Start an actor for each GPU, or one where there is none, one after the other, and take what each has found."""
     from qdsim.doctor.actor import examiner
+    from qdsim.doctor.steps import Expected
 
     plan = plans.build_plan(config.validate(JOB), datasets.stand_in("cifar10"))
-    expected = estimate.gpu_bytes(plan, 1)
     with_gpus = [node for node in nodes if node.gpus >= 1]
+    expected = Expected(estimate.gpu_bytes(plan, 1), _counted() if with_gpus else {})
     asked = [(node, i) for node in with_gpus for i in range(int(node.gpus))] or [(nodes[0], -1)]
     # all actors first, and then their checks in turn: one at a time, so that none disturbs another's clock; those of a
     # node are there together, so that each holds a GPU of its own
@@ -83,6 +89,17 @@ def _check_devices(nodes: list["Node"], check: Callable[[], None], tell: Tell) -
         if device is not None:
             answers.append((made, device))
     return found + (compare_gpus(answers) if len(answers) > 1 else [])
+
+
+def _counted() -> "dict[str, Tally]":
+    """Count one more of the steps that are timed, at their size, on a GPU that does not exist."""
+    from qdsim.bench import gpu_counts
+    from qdsim.doctor.steps import CLASSES, PAPER
+    from qdsim.planning.measured import MATCHING, PLAIN
+
+    size = {"width": PAPER.width, "batch": PAPER.batch, "size": PAPER.size, "per_class": PAPER.samples // CLASSES}
+    names = {PLAIN: "FedAvg", MATCHING: "training with matching"}
+    return {kind: gpu_counts.of_steps(name, **size, scale=8)[0] for kind, name in names.items()}
 
 
 def compare_gpus(answers: Sequence[tuple[list[Check], "DeviceInfo"]]) -> list[Check]:
@@ -104,7 +121,7 @@ def compare_gpus(answers: Sequence[tuple[list[Check], "DeviceInfo"]]) -> list[Ch
 
 
 def _answer(
-    actor: Any, expected: int, where: str, check: Callable[[], None]
+    actor: Any, expected: "Expected", where: str, check: Callable[[], None]
 ) -> "tuple[list[Check], DeviceInfo | None]":
     """Wait for what an actor finds; whatever happens to it is a check that has failed."""
     import ray

@@ -1,15 +1,17 @@
 """Client steps on one device, tried with a made-up client: right, repeatable, without waits, how large, how fast.
 
 ``python -m qdsim.doctor.steps DEVICE SHARE`` prints the hash of a training step: what a fresh process comes to, with so
-much of the GPU's memory.
+much of the GPU's memory. With ``hold`` behind it, it says how much torch has allocated, and stays until its input ends.
 """
 
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from qdsim.algorithms.history import History
 from qdsim.algorithms.methods import METHODS
 from qdsim.algorithms.phase import Phase, RoundContext
 from qdsim.algorithms.settings import Distillation, Hyperparameters, Recover, Relearn, Train, Unlearn
+from qdsim.bench.fake_cuda import Tally
+from qdsim.bench.gpu_counts import estimate_ms
 from qdsim.data.clients import ClientState
 from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import ForgetSet, UnlearningRequest, View
@@ -28,21 +32,27 @@ from qdsim.federation import measures
 from qdsim.models import params as P
 from qdsim.models.compute import Compute, make_compute
 from qdsim.models.convnet import ConvNet
-from qdsim.models.device import limit_memory, set_up
+from qdsim.models.device import CONTEXT_BYTES, limit_memory, set_up
 from qdsim.models.numerics import Numerics
 from qdsim.models.params import Params
+from qdsim.planning import gpus
+from qdsim.planning.layout import UNIT
+from qdsim.planning.measured import MATCHING, MEMORY, PLAIN, SPEED, speed_numbers
+from qdsim.planning.planner import GRADIENT_PASSES, MATCHING_PASSES
 
 CLASSES = 10
 IMAGES = "synthetic images"
 FLOAT64_TOLERANCE, FLOAT32_TOLERANCE = 1e-9, 1e-4
 """Largest difference to another way of computing the same, of the largest entry."""
 FRESH_S = 300.0
+HELD = "held"
 SYNC_SAYS = "synchronizing CUDA operation"
 """In the warning that torch gives under ``set_sync_debug_mode``."""
+GRAPH_STEPS = 12
+MOST_KERNELS = 2
+"""Kernels of a step, in terms of the operations counted: cuDNN and cuBLAS may take several for one."""
 ROOF_SIZE = {"cpu": 1024, "cuda": 8192}
 """Rows of the square matrices whose product is taken for the fastest that a device computes."""
-GRADIENT_PASSES, MATCHING_PASSES = 3, 7
-"""In forward passes: forward, backward to the inputs and to the weights; twice that and a tangent for matching."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,24 @@ class Setting:
     compute: Compute
 
 
-def setting(trial: Trial, device: torch.device, dtype: torch.dtype, *, autograd: bool = False) -> Setting:
+@dataclass(frozen=True)
+class Expected:
+    """What a device is compared with, found beforehand by counting, without it."""
+
+    memory_bytes: int = 0
+    """What ``qdsim plan`` expects of the paper's steps, CUDA's own included."""
+    steps: Mapping[str, Tally] = field(default_factory=dict)
+    """Of kinds of steps at the paper's size: what one more of them asks of a GPU."""
+
+
+def setting(
+    trial: Trial,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    autograd: bool = False,
+    cuda_graphs: Literal["off", "on"] = "off",
+) -> Setting:
     """Return a client with random images; the same on every device."""
     model = ConvNet(3, trial.size, CLASSES, width=trial.width, depth=3, autograd=autograd)
     rng = np.random.default_rng(0)
@@ -93,14 +120,15 @@ def setting(trial: Trial, device: torch.device, dtype: torch.dtype, *, autograd:
         methods={name: method.settings() for name, method in METHODS.items() if method.settings is not None},
     )
     params = model.init(torch.Generator().manual_seed(0), dtype)
-    return Setting(replace(client, synthetic=first), params, hyper, make_compute(model, device, Numerics()))
+    compute = make_compute(model, device, Numerics(), cuda_graphs)
+    return Setting(replace(client, synthetic=first), params, hyper, compute)
 
 
 def phases(hyper: Hyperparameters) -> Iterator[tuple[str, Phase]]:
     """Yield the phases of training and of every method, by their names."""
-    yield "plain training", fedavg.phase("train", hyper.train, View("real"))
+    yield PLAIN, fedavg.phase("train", hyper.train, View("real"))
     for phase in quickdrop.training(hyper):
-        yield ("training with matching" if phase.name == "train" else phase.name), phase
+        yield (MATCHING if phase.name == "train" else phase.name), phase
     by_class = UnlearningRequest("class:1", ForgetSet(classes=frozenset([1])))
     by_client = UnlearningRequest("client:1", ForgetSet(clients=frozenset([1])))
     for name, method in METHODS.items():
@@ -171,7 +199,7 @@ def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Ten
 def hash_of_training(device: torch.device) -> str:
     """Return the hash of θ and S after a training step with matching."""
     here = setting(SMALL, device, torch.float32)
-    phase = dict(phases(here.hyper))["training with matching"]
+    phase = dict(phases(here.hyper))[MATCHING]
     left = outcome(here, phase)
     assert left is not None
     return P.sha256(left)[:16]
@@ -205,7 +233,7 @@ def count_syncs(device: torch.device) -> Check:
     if device.type != "cuda":
         return Check(name, "not checked", "there is nothing to wait for on a CPU", vital=False)
     numbers: dict[str, Number] = {}
-    for kind in ("plain training", "training with matching", "Retrain-Or, relearn"):
+    for kind in (PLAIN, MATCHING, "QuickDrop, unlearn", "Retrain-Or, relearn"):
         counts = [_syncs_of(device, kind, steps) for steps in (2, 4)]
         numbers[kind] = (counts[1] - counts[0]) / 2
     most = max(float(count) for count in numbers.values())
@@ -227,25 +255,113 @@ def _syncs_of(device: torch.device, kind: str, steps: int) -> int:
     return sum(SYNC_SAYS in str(warning.message) for warning in said)
 
 
+def capture(device: torch.device) -> Check:
+    """Capture a step as a CUDA graph, and compare what replaying it comes to with what the step itself does."""
+    name = "graph capture"
+    if device.type != "cuda":
+        return Check(name, "not checked", "CUDA graphs are for GPUs", vital=False)
+    numbers: dict[str, Number] = {}
+    differing = []
+    for kind in (PLAIN, MATCHING, "QuickDrop, unlearn"):
+        left, times = [], []
+        for wanted in ("off", "on"):
+            here = setting(replace(SMALL, steps=GRAPH_STEPS), device, torch.float32, cuda_graphs=wanted)
+            phase = dict(phases(here.hyper))[kind]
+            outcome(here, phase)  # the first allocates, and loads kernels
+            began_s = time.perf_counter()
+            found = outcome(here, phase)
+            times.append(1e3 * (time.perf_counter() - began_s) / GRAPH_STEPS)
+            assert found is not None
+            left.append(P.sha256(found)[:16])
+        numbers |= {f"{kind}, ms": round(times[0], 3), f"{kind}, replayed, ms": round(times[1], 3)}
+        differing += [kind] if left[0] != left[1] else []
+    if differing:
+        return Check(name, "fail", f"replayed, other bits come of {', '.join(differing)}", numbers, vital=False)
+    says = f"the same bits; small steps with matching take {numbers[f'{MATCHING}, ms']} ms, replayed "
+    says += f'{numbers[f"{MATCHING}, replayed, ms"]}: cluster.cuda_graphs = "auto" may be set'
+    return Check(name, "pass", says, numbers, vital=False)
+
+
+def count_launches(device: torch.device, steps: Mapping[str, Tally]) -> Check:
+    """Compare the kernels of an additional step, as the profiler sees them, with what was counted without a GPU."""
+    name = "launches against the count"
+    if device.type != "cuda":
+        return Check(name, "not checked", "launches nothing: no GPU", vital=False)
+    numbers: dict[str, Number] = {}
+    for kind, tally in steps.items():
+        kernels = [_kernels_of(device, kind, steps) for steps in (1, 2)]
+        numbers |= {kind: kernels[1] - kernels[0], f"{kind}, counted": tally.launches}
+    said = [f"{numbers[kind]} kernels a step of {kind}, {numbers[f'{kind}, counted']} counted" for kind in steps]
+    many = [kind for kind in steps if int(numbers[kind]) > MOST_KERNELS * int(numbers[f"{kind}, counted"])]
+    return Check(name, "fail" if many else "pass", "; ".join(said), numbers, vital=False)
+
+
+def _kernels_of(device: torch.device, kind: str, steps: int) -> int:
+    here = setting(replace(PAPER, steps=steps), device, torch.float32)
+    phase = dict(phases(here.hyper))[kind]
+    outcome(here, phase)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        outcome(here, phase)
+    on_device = [event.name for event in seen.events() or [] if str(event.device_type).endswith("CUDA")]
+    return sum(not name.startswith(("Memcpy", "Memset")) for name in on_device)
+
+
+def context_bytes(device: torch.device) -> int:
+    """Return what CUDA itself takes of a GPU for a process: what is gone while one holds it, without torch's tensors.
+
+    Others must not change what they hold meanwhile.
+    """
+    before = torch.cuda.mem_get_info(device)[0]
+    command = [sys.executable, "-m", "qdsim.doctor.steps", str(device), "1.0", "hold"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    give_up = threading.Timer(FRESH_S, process.kill)
+    give_up.start()
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        said = next((line for line in process.stdout if line.startswith(HELD)), "")
+        now = torch.cuda.mem_get_info(device)[0]
+        process.stdin.close()
+        process.stdout.read()
+    finally:
+        give_up.cancel()
+        process.kill()
+        process.wait()
+    if not said:
+        raise RuntimeError(f"a process beside this one could not use the GPU within {FRESH_S:g} s")
+    return max(0, before - now - int(said.split()[1]))
+
+
+def recommended_share(needed_bytes: int, total_bytes: int) -> float:
+    """Return the share of a GPU that is enough for a client, in Ray's units and rounded down, so that all fit."""
+    fit = max(1, total_bytes // max(needed_bytes, 1))
+    return UNIT // fit / UNIT
+
+
 def check_memory(device: torch.device, estimate_bytes: int) -> list[Check]:
     """Compare the peak of the paper's steps with what ``qdsim plan`` says, and see that a cap holds."""
-    names = ("memory against the estimate", "memory cap")
+    names = (MEMORY, "memory cap")
     if device.type != "cuda":
         return [Check(name, "not checked", "tells of a GPU's memory only", vital=False) for name in names]
     here = setting(PAPER, device, torch.float32)
     peaks: dict[str, Number] = {}
-    for kind in ("plain training", "training with matching", "finetune"):
+    for kind in (PLAIN, MATCHING, "finetune"):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         outcome(here, dict(phases(here.hyper))[kind])
         peaks[kind] = torch.cuda.max_memory_allocated(device)
     total = torch.cuda.get_device_properties(device).total_memory
     most = max(int(peak) for peak in peaks.values())
-    fit = max(1, int(total // max(estimate_bytes, 1)))
-    numbers = peaks | {"estimate_bytes": estimate_bytes, "total_bytes": total, "clients_that_fit": fit}
-    says = f"{most / 1e9:.2f} GB of tensors at most, {estimate_bytes / 1e9:.2f} GB expected with CUDA's own"
-    says += f"; {fit} clients fit: cluster.gpus_per_client = {1 / fit:.4f}"
-    checks = [Check(names[0], "pass" if most <= estimate_bytes else "fail", says, numbers, vital=False)]
+    torch.cuda.empty_cache()
+    context = context_bytes(device)
+    share = recommended_share(max(estimate_bytes, most + context), total)
+    numbers = peaks | {"peak_bytes": most, "context_bytes": context, "estimate_bytes": estimate_bytes}
+    numbers |= {"expected_tensor_bytes": estimate_bytes - CONTEXT_BYTES, "total_bytes": total, "share": share}
+    says = f"{most / 1e9:.2f} GB of tensors at most and {context / 1e9:.2f} of CUDA's own, expected "
+    says += f"{estimate_bytes / 1e9:.2f} with {CONTEXT_BYTES / 1e9:.2f} of CUDA's"
+    says += f"; {int(1 / share)} clients fit: cluster.gpus_per_client = {share:g}"
+    fits = most + context <= estimate_bytes
+    checks = [Check(names[0], "pass" if fits else "fail", says, numbers, vital=False)]
     return [*checks, _cap(device, total)]
 
 
@@ -262,16 +378,21 @@ def _cap(device: torch.device, total: int) -> Check:
     return Check("memory cap", "fail", "a process got twice its share of the GPU")
 
 
-def measure_speed(device: torch.device) -> Check:
-    """Time the paper's steps, and compare their operations with those of a large matrix product on the same device."""
+def measure_speed(device: torch.device, steps: Mapping[str, Tally]) -> Check:
+    """Time the paper's steps, and compare their operations with those of a large matrix product on the same device.
+
+    And with what the maker's numbers of a GPU come to, where it is one of those that are known: an estimate.
+    """
     here = setting(PAPER, device, torch.float32)
     roof = _product_flops(device)
     synthetic = here.client.synthetic
     assert synthetic is not None
     matched = min(len(synthetic.labels), here.hyper.synthetic.batch)
     forward = here.hyper.model.forward_flops
-    flops = {"plain training": GRADIENT_PASSES * PAPER.batch * forward}
-    flops["training with matching"] = flops["plain training"] + MATCHING_PASSES * matched * forward
+    flops = {PLAIN: GRADIENT_PASSES * PAPER.batch * forward}
+    flops[MATCHING] = flops[PLAIN] + MATCHING_PASSES * matched * forward
+    known = gpus.named_by_driver(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    took_ms = {}
     numbers: dict[str, Number] = {"product_tflops": round(roof / 1e12, 3)}
     shares = []
     for kind, count in flops.items():
@@ -282,12 +403,21 @@ def measure_speed(device: torch.device) -> Check:
         outcome(here, phase)
         step_s = (time.perf_counter() - began_s) / PAPER.steps
         shares.append(count / step_s / roof)
-        numbers |= {f"{kind}, ms": round(1e3 * step_s, 2), f"{kind}, share of product": round(shares[-1], 3)}
+        took_ms[kind] = 1e3 * step_s
+        numbers[f"{kind}, share of product"] = round(shares[-1], 3)
+        if known is not None and kind in steps:
+            numbers[f"{kind}, roofline ms (an estimate)"] = round(estimate_ms(steps[kind], known), 3)
+    numbers |= speed_numbers(took_ms[PLAIN], took_ms[MATCHING], PAPER.batch, matched, forward)
     says = (
-        f"{numbers['plain training, ms']} ms a step of {PAPER.batch} at W={PAPER.width}, with matching "
-        f"{numbers['training with matching, ms']}: {shares[0]:.0%} and {shares[1]:.0%} of a matrix product's rate"
+        f"{took_ms[PLAIN]:.2f} ms a step of {PAPER.batch} at W={PAPER.width}, with matching "
+        f"{took_ms[MATCHING]:.2f}: {shares[0]:.0%} and {shares[1]:.0%} of a matrix product's rate"
     )
-    return Check("speed", "pass", says, numbers, vital=False)
+    if known is not None:
+        estimates = [f"{estimate_ms(tally, known):.2f}" for tally in steps.values()]
+        says += f"; by the maker's numbers of a {known.title} {' and '.join(estimates)} ms, an estimate"
+    elif device.type == "cuda":
+        says += "; no roofline: this GPU is not one of those that qdsim knows"
+    return Check(SPEED, "pass", says, numbers, vital=False)
 
 
 def _product_flops(device: torch.device) -> float:
@@ -317,7 +447,7 @@ def evaluate(device: torch.device) -> Check:
     return Check("evaluation", "pass" if same else "fail", says, {"right": counts[0], "on_the_cpu": counts[1]})
 
 
-def examine(device: torch.device, estimate_bytes: int, where: str) -> list[Check]:
+def examine(device: torch.device, expected: Expected, where: str) -> list[Check]:
     """Make all checks of a device; one that raises has failed, and the others are made all the same."""
     found: list[Check] = []
     ways: dict[str, Callable[[], list[Check]]] = {
@@ -325,8 +455,10 @@ def examine(device: torch.device, estimate_bytes: int, where: str) -> list[Check
         "evaluation": lambda: [evaluate(device)],
         "repeatable": lambda: [repeat(device)],
         "waits within a step": lambda: [count_syncs(device)],
-        "memory": lambda: check_memory(device, estimate_bytes),
-        "speed": lambda: [measure_speed(device)],
+        "graph capture": lambda: [capture(device)],
+        "launches against the count": lambda: [count_launches(device, expected.steps)],
+        "memory": lambda: check_memory(device, expected.memory_bytes),
+        "speed": lambda: [measure_speed(device, expected.steps)],
     }
     for name, way in ways.items():
         try:
@@ -341,4 +473,7 @@ if __name__ == "__main__":
     set_up(Numerics())
     chosen = torch.device(sys.argv[1])
     limit_memory(chosen, float(sys.argv[2]))
-    print(hash_of_training(chosen))
+    print(hash_of_training(chosen), flush=True)
+    if sys.argv[3:] == ["hold"]:
+        print(HELD, torch.cuda.memory_reserved(chosen), flush=True)
+        sys.stdin.read()

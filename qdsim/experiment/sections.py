@@ -150,8 +150,9 @@ class Cluster(Numerics):
     gpus_per_client: Annotated[float, Field(ge=0, le=1), AfterValidator(_ray_can_count_it)] | Literal["auto"] = "auto"
     """Fraction of a GPU that an actor is pinned to; ``auto`` shares what there is, 0 without GPUs."""
     clients_per_actor: Positive | Literal["auto"] = 1
-    """``auto`` packs clients so that memory suffices, and no core has more than two actors, no GPU more than eight. The
-    default is one each; where GPUs that ``gpus_per_client = "auto"`` shares have too little memory for that, more."""
+    """``auto`` packs clients so that memory suffices, and no core has more than two actors, a GPU one or two: as many
+    as it has cores and memory for. The default is one each; where GPUs that ``gpus_per_client = "auto"`` shares have
+    too little memory for that, as few more as fit. The results are the same bits."""
     cpus_per_actor: Rate | Literal["auto"] = "auto"
     """CPUs that Ray sets aside for an actor; ``auto``: half of them shared out, so that ten actors fit two cores, and
     with GPUs a core each, or less where that would leave GPUs idle. How many steps run at once is decided by cores, or
@@ -171,6 +172,10 @@ class Cluster(Numerics):
     mixed_devices: bool = False
     """Whether a run's clients may compute on several kinds of device, a GPU of another model or the CPU among them, as
     after a node is replaced. Their last digits differ, so the results then depend on where clients sat."""
+    cuda_graphs: Literal["off", "auto", "on"] = "off"
+    """On GPUs, whether the launches of a local step of the ConvNet are captured once in a client's call, as a CUDA
+    graph, and then replayed as one: less for the host to do, the same bits. ``auto``: where capturing works and gives
+    the same bits, which each actor tries as it starts, else it is said why not; ``on``: there, or exit code 3."""
     local_gpus: NotNegative | None = None
     """Logical GPUs of the local cluster that ``qdsim run`` starts; by default those that are found."""
     local_cpus: Positive | None = None

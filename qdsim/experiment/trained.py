@@ -29,7 +29,7 @@ from qdsim.experiment.plan import Plan, Task
 from qdsim.federation.client_states import StateFolder, trained_file
 from qdsim.federation.executor import Executor
 from qdsim.models import params as P
-from qdsim.models.device import join_devices
+from qdsim.models.device import are_gpus, join_devices
 from qdsim.models.model import Model, check_params
 from qdsim.models.params import Params
 from qdsim.store import arrays, completeness, lock, run_directory, storage, tables
@@ -85,7 +85,7 @@ def description(plan: Plan, training: Task, phases: list[Phase], device: str) ->
         "micro_batch": cluster.micro_batch,
         # named where they are not what they were before there was a choice
         **({"precision": cluster.precision} if cluster.precision != "float32" else {}),
-        **({"compile": True} if cluster.compile else {}),
+        **({"compile": True} if cluster.compile and not are_gpus(device) else {}),
         **({"winograd": cluster.winograd} if cluster.winograd != "matching" else {}),
         **({"server": asdict(point.hyper.server)} if point.hyper.server != MEAN else {}),
     }

@@ -9,7 +9,7 @@ import numpy as np
 from qdsim.data.forgetting import UnlearningRequest
 from qdsim.federation.client_host import ImagePair
 from qdsim.federation.executor import Call, Executor, Future
-from qdsim.federation.measures import BATCH, FEATURES, Counts
+from qdsim.federation.measures import BATCH, FEATURES, GPU_BATCH, Counts
 from qdsim.models.params import Params
 
 PIECES_PER_LANE = 4
@@ -58,7 +58,7 @@ def evaluate(executor: Executor, params: Params, num_test: int, request: Unlearn
     ]
     test = [
         executor.submit(Call("test_counts", (start, stop), params, work=stop - start))
-        for start, stop in ranges(num_test, PIECES_PER_LANE * executor.lanes)
+        for start, stop in ranges(num_test, PIECES_PER_LANE * executor.lanes, _batch(executor))
     ]
     return PendingEvaluation(executor, test, own)
 
@@ -73,7 +73,7 @@ def test_features(executor: Executor, params: Params, rows: np.ndarray) -> np.nd
     """Return what an attack sees of test samples, in the order of ``rows``."""
     futures = [
         executor.submit(Call("test_features", (rows[start:stop],), params, work=stop - start))
-        for start, stop in ranges(len(rows), executor.lanes)
+        for start, stop in ranges(len(rows), executor.lanes, _batch(executor))
     ]
     return np.concatenate([future.result() for future in futures])
 
@@ -92,11 +92,15 @@ def image_pairs(executor: Executor, picks: Sequence[Pick], init: str) -> list[Im
     return [future.result() for future in futures]
 
 
-def ranges(count: int, parts: int) -> list[tuple[int, int]]:
+def ranges(count: int, parts: int, batch: int = BATCH) -> list[tuple[int, int]]:
     """Cut so many samples into at most ``parts`` ranges that begin at multiples of the evaluation batch."""
-    batches = -(-count // BATCH)
-    edges = sorted({min(count, BATCH * (batches * i // parts)) for i in range(parts)} | {0, count})
+    batches = -(-count // batch)
+    edges = sorted({min(count, batch * (batches * i // parts)) for i in range(parts)} | {0, count})
     return list(pairwise(edges))
+
+
+def _batch(executor: Executor) -> int:
+    return BATCH if executor.device == "cpu" else GPU_BATCH
 
 
 def _total(counts: Sequence[Counts]) -> Counts:

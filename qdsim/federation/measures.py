@@ -15,12 +15,16 @@ from qdsim.data.datasets import Normalization
 from qdsim.data.forgetting import UnlearningRequest, View
 from qdsim.models import params as P
 from qdsim.models.compute import Compute
+from qdsim.models.numerics import GPU_MICRO_BATCH
 from qdsim.models.params import Params
 
 BATCH = 100
 """Images of one forward pass. Pieces begin at multiples of it, so a result never depends on who did which."""
 
-AT_ONCE = 100 * BATCH
+GPU_BATCH = 1000
+"""The same on a GPU, whose memory holds it: a multiple of :data:`BATCH`."""
+
+AT_ONCE = 10 * GPU_BATCH
 """Images that are copied to a GPU at once: each copy waits for it."""
 
 
@@ -51,6 +55,12 @@ FEATURES = ("loss", "entropy")
 """What membership inference sees of a sample: its loss -log p_y, and the entropy of the softmax."""
 
 
+def batch_of(compute: Compute) -> int:
+    """Return how many images go through the network at once: few on a CPU, or where a job has small micro-batches."""
+    roomy = compute.device.type == "cuda" and compute.micro_batch >= GPU_MICRO_BATCH
+    return GPU_BATCH if roomy else BATCH
+
+
 @torch.no_grad()
 def _logits(
     compute: Compute, params: Params, pool: np.ndarray, normalization: Normalization, rows: np.ndarray
@@ -59,9 +69,10 @@ def _logits(
     theta = P.to(params, compute.device)
     normalized = normalizer(normalization, compute.device, next(iter(theta.values())).dtype)
     at_once = BATCH if compute.device.type == "cpu" else AT_ONCE
+    batch = batch_of(compute)
     for start in range(0, len(rows), at_once):
         images = torch.from_numpy(pool[rows[start : start + at_once]]).to(compute.device)
-        for piece in torch.split(images, BATCH):
+        for piece in torch.split(images, batch):
             yield compute.gradients.logits(theta, normalized(piece))
 
 
@@ -92,8 +103,10 @@ def features(
     """Return :data:`FEATURES` of ``pool[rows]``, float64 (n, 2)."""
     found = np.empty((len(rows), len(FEATURES)))
     answers = P.move(list(_logits(compute, params, pool, normalization, rows)), torch.device("cpu"))
-    for batch, logits in enumerate(answers):
-        piece = slice(BATCH * batch, BATCH * (batch + 1))
+    start = 0
+    for logits in answers:
+        piece = slice(start, start + len(logits))
+        start += len(logits)
         log_p = torch.log_softmax(logits.to(torch.float64), dim=1)
         of_label = log_p.gather(1, torch.from_numpy(labels[piece])[:, None])[:, 0]
         entropy = -(log_p.exp() * log_p).sum(1)

@@ -1,6 +1,6 @@
 """What a process computes with: the network, the device, and whose gradients it takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -9,12 +9,10 @@ import torch
 from qdsim.models.convnet import ConvNet
 from qdsim.models.fast.cuda import Fused
 from qdsim.models.fast.gradients import WrittenOut
+from qdsim.models.fast.graph import Function, Graphs
 from qdsim.models.gradients import Autograd, Gradients
 from qdsim.models.model import Model
-from qdsim.models.numerics import Numerics
-
-CPU_MICRO_BATCH = 32
-GPU_MICRO_BATCH = 256
+from qdsim.models.numerics import CPU_MICRO_BATCH, GPU_MICRO_BATCH, Numerics
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,7 @@ class Compute:
     """What convolutions are computed in, if not in float32."""
     compiled: bool = False
     winograd: Literal["matching", "always", "never"] = "matching"
+    graphs: Graphs = field(default_factory=Graphs, compare=False)
 
     @cached_property
     def gradients(self) -> Gradients:
@@ -40,8 +39,14 @@ class Compute:
             return WrittenOut(model, self.micro_batch, self.half, self.compiled, self.winograd)
         return Autograd(model, self.device, self.micro_batch, self.half)
 
+    def replayed(self, function: Function, calls: int) -> Function:
+        """Return a function of tensors that may be captured as a CUDA graph, since it is called so often."""
+        return self.graphs.replayed(function, calls) if self.gradients.all_classes else function
 
-def make_compute(model: Model, device: torch.device, numerics: Numerics) -> Compute:
+
+def make_compute(
+    model: Model, device: torch.device, numerics: Numerics, cuda_graphs: Literal["off", "auto", "on"] = "off"
+) -> Compute:
     """Return what a process computes with; a micro-batch of ``auto`` is 32 on the CPU, where the cache is short.
 
     On a GPU it is 256, the paper's batch, so that fine-tuning, whose batches hold so many of every class, fits as well.
@@ -50,4 +55,5 @@ def make_compute(model: Model, device: torch.device, numerics: Numerics) -> Comp
     if isinstance(numerics.micro_batch, int):
         micro_batch = numerics.micro_batch
     half = torch.bfloat16 if numerics.precision == "bfloat16" else None
-    return Compute(model, device, micro_batch, half, numerics.compile, numerics.winograd)
+    graphs = Graphs(cuda_graphs if device.type == "cuda" else "off")
+    return Compute(model, device, micro_batch, half, numerics.compile, numerics.winograd, graphs)

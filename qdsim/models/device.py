@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from qdsim.errors import CannotPlace, UnusableGpu
-from qdsim.models.numerics import Numerics
+from qdsim.models.numerics import CPU_MICRO_BATCH, GPU_MICRO_BATCH, Numerics
 
 CUBLAS_WORKSPACE = ":4096:8"
 """Eight buffers of 4 MB, one of two values with which cuBLAS repeats its results; another value, other bits."""
@@ -38,6 +38,9 @@ def set_up(numerics: Numerics) -> None:
     # products with ten bits of mantissa; by default torch has them in convolutions alone
     torch.backends.cuda.matmul.allow_tf32 = numerics.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = numerics.precision == "tf32"
+    # by default cuBLAS may add up products of short numbers in short numbers
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def keep_freed_memory() -> None:
@@ -65,6 +68,8 @@ class DeviceInfo:
     torch: str = ""
     cuda: str = ""
     cudnn: str = ""
+    triton: str = ""
+    """Its version where its kernels are in use."""
     driver: str = ""
     uuid: str = ""
     memory_bytes: int = 0
@@ -74,7 +79,8 @@ class DeviceInfo:
         """Two devices of one fingerprint give the same bits: ``cpu``, or model, capability and libraries."""
         if self.model == "cpu":
             return "cpu"
-        return f"{self.model} ({self.capability}), torch {self.torch}, CUDA {self.cuda}, cuDNN {self.cudnn}"
+        triton = f"Triton {self.triton}" if self.triton else "without Triton"
+        return f"{self.model} ({self.capability}), torch {self.torch}, CUDA {self.cuda}, cuDNN {self.cudnn}, {triton}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it, for the manifest."""
@@ -86,22 +92,33 @@ def join_devices(fingerprints: Iterable[str]) -> str:
     return BETWEEN.join(sorted({each for text in fingerprints for each in text.split(BETWEEN)}))
 
 
+def are_gpus(fingerprints: str) -> bool:
+    """Tell whether what :func:`join_devices` returned names GPUs alone."""
+    return all(", torch " in each for each in fingerprints.split(BETWEEN))
+
+
 def choose_device(gpu_ids: Sequence[str], *, cpu_fallback: bool = False) -> torch.device:
     """Return the GPU that Ray has granted, ready for use; the CPU where it has granted none.
 
     A granted GPU that torch cannot use is refused with the reason, unless the CPU may take its place: logical GPUs of a
     machine without any are such.
     """
+    device, reason = granted_device(gpu_ids)
+    if reason and not cpu_fallback:
+        raise UnusableGpu(",".join(gpu_ids), reason)
+    return device
+
+
+def granted_device(gpu_ids: Sequence[str]) -> tuple[torch.device, str]:
+    """Return the GPU that Ray has granted, or the CPU and why it is that: nothing where none was granted."""
     if not gpu_ids:
-        return torch.device("cpu")
+        return torch.device("cpu"), ""
     device = torch.device("cuda", device_index(gpu_ids[0], os.environ.get("CUDA_VISIBLE_DEVICES")))
     reason = why_unusable(device)
-    if reason is None:
-        torch.cuda.set_device(device)
-        return device
-    if cpu_fallback:
-        return torch.device("cpu")
-    raise UnusableGpu(",".join(gpu_ids), reason)
+    if reason:
+        return torch.device("cpu"), reason
+    torch.cuda.set_device(device)
+    return device, ""
 
 
 def device_index(gpu_id: str, visible: str | None) -> int:
@@ -132,8 +149,8 @@ def why_unusable(device: torch.device) -> str | None:
     return None if right else "a product of ones came out wrong"
 
 
-def describe(device: torch.device) -> DeviceInfo:
-    """Return what is known of a device that this process can use."""
+def describe(device: torch.device, triton: str = "") -> DeviceInfo:
+    """Return what is known of a device that this process can use; ``triton``: the version whose kernels it runs."""
     if device.type == "cpu":
         return DeviceInfo("cpu")
     has = torch.cuda.get_device_properties(device)
@@ -143,6 +160,7 @@ def describe(device: torch.device) -> DeviceInfo:
         torch=torch.__version__,
         cuda=str(torch.version.cuda),
         cudnn=cudnn_version(),
+        triton=triton,
         driver=driver_version(),
         uuid=str(getattr(has, "uuid", "")),
         memory_bytes=has.total_memory,
@@ -194,7 +212,10 @@ def memory_fraction(share: float, total_bytes: int) -> float:
 
 GpuFailure = Literal["gpu_failed", "out_of_memory"]
 _NO_MEMORY = re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory")
-_OF_THE_GPU = re.compile(r"\b(CUDA|cuDNN|cuSOLVER|cuFFT|cuSPARSE|CUDA driver|HIP) error\b|\b(CUDNN|CUBLAS)_STATUS_")
+_OF_THE_GPU = re.compile(
+    r"\b(CUDA|cuDNN|cuDNN Frontend|cuSOLVER|cuFFT|cuSPARSE|CUDA driver|HIP) error\b|\bTriton Error \[(CUDA|HIP)\]"
+    r"|\b(CUDNN|CUBLAS)_STATUS_"
+)
 _SIZE = r"(\d+(?:\.\d+)? (?:[KMGT]i?B|bytes))"
 _NUMBERS = {
     "asked for": rf"[Tt]ried to allocate {_SIZE}",
@@ -238,6 +259,6 @@ def memory_advice(settings: Mapping[str, object], share: float) -> str:
     if settings.get("clients_per_actor") != 1:
         ways.append(f"cluster.clients_per_actor lower (now {settings['clients_per_actor']})")
     batch = settings.get("micro_batch")
-    now = {"auto": "auto, the whole batch" if share else "auto, 32"}.get(str(batch), batch)
+    now = {"auto": f"auto, {GPU_MICRO_BATCH if share else CPU_MICRO_BATCH}"}.get(str(batch), batch)
     ways += [f"cluster.micro_batch lower (now {now})", "model.width smaller"]
     return f"set {', or '.join(ways)}; the last two change results"

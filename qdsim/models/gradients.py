@@ -33,6 +33,13 @@ Pieces = Sequence[tuple[int, slice]]
 class Gradients(Protocol):
     """A network's derivatives, on one device."""
 
+    @property
+    def all_classes(self) -> bool:
+        """Whether a batch by class has all of the network's, with 0 samples of those that are missing.
+
+        Shapes then do not depend on what was drawn, and nothing but tensors differs between batches of one size.
+        """
+
     def logits(self, params: Params, images: Tensor) -> Tensor:
         """Return the network's answers, with no way back."""
 
@@ -86,6 +93,7 @@ class Autograd:
     micro_batch: int
     half: torch.dtype | None = None
     """What autocast computes matrix products and convolutions in, if not in float32."""
+    all_classes = False
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
         """Run the network."""

@@ -5,6 +5,10 @@ from typing import Literal
 
 from qdsim.ranges import Positive
 
+CPU_MICRO_BATCH = 32
+GPU_MICRO_BATCH = 256
+"""What ``micro_batch = "auto"`` is."""
+
 
 @dataclass(frozen=True)
 class Numerics:
@@ -20,8 +24,9 @@ class Numerics:
     23, which is several times as fast; ``bfloat16``: seven. Results change a little. On a CPU ``tf32`` is ``float32``.
     """
     compile: bool = False
-    """Compile a step's passes with ``torch.compile``: faster after a minute or two of warm-up, which later runs find in
-    its cache. Needs a C++ compiler on CPUs. Results change in their last digits."""
+    """Compile a step's passes on a CPU with ``torch.compile``: faster after a minute or two of warm-up, which later
+    runs find in its cache. Needs a C++ compiler. Results change in their last digits. On GPUs it does nothing: their
+    kernels are fused already."""
     winograd: Literal["matching", "always", "never"] = "matching"
     """Where convolutions of 64 channels or more on a CPU are done with a quarter of the multiplications
     (``models/fast/winograd.py``), and the first block with fewer passes over memory (``models/fast/patches.py``). The

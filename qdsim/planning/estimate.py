@@ -1,28 +1,36 @@
 """How long a plan takes and what it needs, from a few measured costs. Values in, values out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from qdsim.algorithms.phase import Phase
+from qdsim.errors import CannotPlace
 from qdsim.experiment import sharing
 from qdsim.experiment.plan import FederationPlan, Plan, SweepPoint, Task, training_task
 from qdsim.experiment.progress import MATCHED_COST
+from qdsim.experiment.sections import Cluster
 from qdsim.experiment.work import Costs, client_seconds
-from qdsim.models.compute import CPU_MICRO_BATCH, GPU_MICRO_BATCH
+from qdsim.federation.measures import GPU_BATCH
+from qdsim.models.device import CONTEXT_BYTES
+from qdsim.models.numerics import CPU_MICRO_BATCH, GPU_MICRO_BATCH
 from qdsim.planning import units
 from qdsim.planning.layout import GpuMemory, Layout, Node, lay_out
+from qdsim.planning.measured import Measured
 
 PROCESS_BYTES = 350 * 2**20
 """Private memory of a process that has imported torch and Ray: 307 MB were measured before any tensor."""
 ACTIVATION_COPIES = 13
 """Of a micro-batch's activations that a step holds at its peak: 9 to 13 were measured, for W = 32 and 128."""
+GRAPH_COPIES = 2
+"""With CUDA graphs: each keeps the memory that it was captured with, beside that of the steps before."""
+EVALUATION_COPIES = 2
+"""Of the activations of a batch that an evaluation holds: a convolution and what comes out of its block."""
 MODEL_COPIES = 6
 """The global model, θ_i, a gradient, the delta, and room for two more."""
-CUDA_BYTES = 400 * 2**20
-"""What a process takes of a GPU before any tensor."""
 ROUND_S = 0.2
 """Of a round beside steps and evaluation: selection, averaging, rows, the commit."""
 START_S = 20.0
@@ -73,9 +81,16 @@ def actor_bytes(plan: Plan, packed: int) -> int:
     return PROCESS_BYTES + _working_bytes(plan, packed, CPU_MICRO_BATCH)
 
 
-def gpu_bytes(plan: Plan, packed: int) -> int:
-    """Return the GPU memory that an actor is expected to take: 256 samples at once, unless the job says less."""
-    return CUDA_BYTES + _working_bytes(plan, packed, GPU_MICRO_BATCH) + _shard_bytes(plan, packed)
+def gpu_bytes(plan: Plan, packed: int, measured: Measured | None = None) -> int:
+    """Return the GPU memory that an actor is expected to take: 256 samples at once, unless the job says less.
+
+    ``measured``: where a GPU took more than is expected here, that counts; less may be of that GPU alone.
+    """
+    context, share = CONTEXT_BYTES, 1.0
+    if measured is not None:
+        context, share = max(context, measured.context_bytes), max(share, measured.peak_share)
+    working = _working_bytes(plan, packed, GPU_MICRO_BATCH, GPU_BATCH)
+    return context + int(share * working) + _shard_bytes(plan, packed)
 
 
 def _shard_bytes(plan: Plan, packed: int) -> int:
@@ -88,26 +103,103 @@ def _shard_bytes(plan: Plan, packed: int) -> int:
     return int(most)
 
 
-def _working_bytes(plan: Plan, packed: int, micro_batch: int) -> int:
-    """Return what steps need, and the synthetic sets that an actor holds, in the largest point."""
+def _working_bytes(plan: Plan, packed: int, micro_batch: int, evaluated: int = 0) -> int:
+    """Return what steps need, and the synthetic sets that an actor holds, in the largest point.
+
+    ``evaluated``: images of an evaluation's batch, where the micro-batch is not smaller than usual.
+    """
     most = 0
     for point, federation in plan.federations():
-        hyper, wanted = point.hyper, point.job.cluster.micro_batch
-        largest = max(stage.batch_size for stage in (hyper.train, hyper.unlearn, hyper.recover, hyper.relearn))
-        batch = min(wanted if isinstance(wanted, int) else micro_batch, largest)
-        step = ACTIVATION_COPIES * point.model.activation_bytes * batch + MODEL_COPIES * model_bytes(point)
+        wanted = point.job.cluster.micro_batch
+        at_once = wanted if isinstance(wanted, int) else micro_batch
+        copies = ACTIVATION_COPIES * min(at_once, largest_batch(point, federation))
+        if evaluated and point.job.cluster.cuda_graphs != "off":
+            copies *= GRAPH_COPIES
+        if at_once >= micro_batch:
+            copies = max(copies, EVALUATION_COPIES * evaluated)
+        step = copies * point.model.activation_bytes + MODEL_COPIES * model_bytes(point)
         share = min(1.0, packed / len(federation.labels))
         most = max(most, step + int(share * synthetic_bytes(point, federation)))
     return most
 
 
-def layout_of(plan: Plan, nodes: Sequence[Node], gpus: int | None, gpu_memory: float | None = None) -> Layout:
+def largest_batch(point: SweepPoint, federation: FederationPlan) -> int:
+    """Return the most samples that a step of any client has at once, before it is cut into micro-batches."""
+    hyper = point.hyper
+    found = [stage.batch_size for stage in (hyper.train, hyper.unlearn, hyper.recover, hyper.relearn)]
+    if point.distils:
+        synthetic = federation.partition.synthetic_counts(hyper.synthetic.scale).sum(1)
+        found.append(min(int(synthetic.max()), hyper.synthetic.batch))
+        if hyper.synthetic.finetune:  # a batch of each of a client's classes, and all of its synthetic images
+            real = np.minimum(federation.partition.counts, hyper.train.batch_size).sum(1)
+            found += [int(real.max()), int(synthetic.max())]
+    return max(found)
+
+
+def layout_of(
+    plan: Plan,
+    nodes: Sequence[Node],
+    gpus: int | None,
+    gpu_memory: float | None = None,
+    measured: Measured | None = None,
+    wanted: Cluster | None = None,
+) -> Layout:
     """Lay a plan's clients out on nodes; see :func:`qdsim.planning.layout.lay_out`. A run and a plan both do.
 
-    ``gpu_memory``: of the smallest GPU, None where nobody tells.
+    ``gpu_memory``: of the smallest GPU, None where nobody tells. ``wanted``: other settings than the job's.
     """
-    memory = GpuMemory(gpu_memory, partial(gpu_bytes, plan)) if gpu_memory else None
-    return lay_out(plan.max_clients, plan.job.cluster, nodes, partial(actor_bytes, plan), gpus, loads(plan), memory)
+    memory = GpuMemory(gpu_memory, partial(gpu_bytes, plan, measured=measured)) if gpu_memory else None
+    wanted = wanted or plan.job.cluster
+    return lay_out(plan.max_clients, wanted, nodes, partial(actor_bytes, plan), gpus, loads(plan), memory)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One way of packing clients into actors on GPUs, and what it costs."""
+
+    name: str
+    clients: int
+    """Of the actor that has most of them, in turn."""
+    on_a_gpu: int
+    """Actors, each a process."""
+    context_bytes: int
+    """Of a GPU's memory, what CUDA takes for these processes."""
+    memory_bytes: int
+    """All that they take."""
+    cores: float
+    """What they ask of the host of a GPU, to launch kernels from."""
+
+
+def packings(
+    plan: Plan,
+    layout: Layout,
+    nodes: Sequence[Node],
+    gpus: int | None,
+    gpu_memory: float | None,
+    measured: Measured | None = None,
+) -> list[Packing]:
+    """Return both ways of packing a job on GPUs that fit, an actor for each client and few packed ones, and its own."""
+    shared = replace(plan.job.cluster, gpus_per_client="auto")
+    ways: dict[str, Layout] = {}
+    with suppress(CannotPlace):
+        each = layout_of(plan, nodes, gpus, gpu_memory, measured, replace(shared, clients_per_actor=1))
+        if len(each.clients) == plan.max_clients:  # else memory has them packed
+            ways["1"] = each
+    with suppress(CannotPlace):
+        few = layout_of(plan, nodes, gpus, gpu_memory, measured, replace(shared, clients_per_actor="auto"))
+        ways['"auto"'] = few
+    named = {way: name for name, way in reversed(ways.items())}
+    ways = {f"{named[layout]} (this job)" if layout in named else "this job": layout} | {
+        name: way for name, way in ways.items() if way != layout
+    }
+    context = max(CONTEXT_BYTES, measured.context_bytes if measured else 0)
+    found = []
+    for name, way in ways.items():
+        packed = max(len(group) for group in way.clients)
+        on_one = way.on_one_gpu
+        memory = on_one * gpu_bytes(plan, packed, measured)
+        found.append(Packing(name, packed, on_one, on_one * context, memory, round(on_one * way.cpus, 2)))
+    return found
 
 
 def packing_note(plan: Plan, layout: Layout, gpu_memory: float | None) -> str | None:

@@ -1,7 +1,8 @@
 """GPUs by name, for machines that are not here, and how much memory those have that are.
 
 The numbers are those of the makers' own documents, whose titles stand beside them: peaks for float32 outside of the
-tensor cores, which is what qdsim computes with by default. What a network gets of a peak is another matter: see
+tensor cores, which is what qdsim computes with by default, and those of the tensor cores, dense, for the other
+precisions. What a network gets of a peak is another matter: see
 :data:`qdsim.planning.planner.LOW_SHARE`.
 """
 
@@ -29,21 +30,26 @@ class GpuModel:
     """Of its memory."""
     source: str
     """The title of the document that says so."""
+    tf32_tflops: float = 0.0
+    """Peaks of the tensor cores, without sparsity; 0 where they do not take such numbers."""
+    bfloat16_tflops: float = 0.0
 
 
+A100_PAPER = "NVIDIA A100 Tensor Core GPU Architecture, whitepaper"
+GA102_PAPER = "NVIDIA Ampere GA102 GPU Architecture, whitepaper"
 MODELS = {
     "rtx2060": GpuModel("GeForce RTX 2060", 6, 6.5, 336, "NVIDIA, GeForce RTX 2060: specifications"),
     "t4": GpuModel("T4", 16, 8.1, 320, "NVIDIA T4 Tensor Core GPU datasheet"),
     "v100": GpuModel("V100 16 GB, SXM2", 16, 15.7, 900, "NVIDIA V100 Tensor Core GPU datasheet"),
     "v100-32": GpuModel("V100 32 GB, SXM2", 32, 15.7, 900, "NVIDIA V100 Tensor Core GPU datasheet"),
-    "a10": GpuModel("A10", 24, 31.2, 600, "NVIDIA A10 Tensor Core GPU datasheet"),
-    "a100": GpuModel("A100 40 GB, SXM4", 40, 19.5, 1555, "NVIDIA A100 Tensor Core GPU Architecture, whitepaper"),
-    "a100-80": GpuModel("A100 80 GB, SXM4", 80, 19.5, 2039, "NVIDIA A100 80GB Tensor Core GPU datasheet"),
-    "h100": GpuModel("H100 80 GB, SXM5", 80, 67.0, 3350, "NVIDIA H100 Tensor Core GPU datasheet"),
-    "h100-pcie": GpuModel("H100 80 GB, PCIe", 80, 51.0, 2000, "NVIDIA H100 Tensor Core GPU datasheet"),
-    "l4": GpuModel("L4", 24, 30.3, 300, "NVIDIA L4 Tensor Core GPU datasheet"),
-    "rtx3090": GpuModel("GeForce RTX 3090", 24, 35.6, 936, "NVIDIA Ampere GA102 GPU Architecture, whitepaper"),
-    "rtx4090": GpuModel("GeForce RTX 4090", 24, 82.6, 1008, "NVIDIA Ada GPU Architecture, whitepaper"),
+    "a10": GpuModel("A10", 24, 31.2, 600, "NVIDIA A10 Tensor Core GPU datasheet", 62.5, 125),
+    "a100": GpuModel("A100 40 GB, SXM4", 40, 19.5, 1555, A100_PAPER, 156, 312),
+    "a100-80": GpuModel("A100 80 GB, SXM4", 80, 19.5, 2039, "NVIDIA A100 80GB Tensor Core GPU datasheet", 156, 312),
+    "h100": GpuModel("H100 80 GB, SXM5", 80, 67.0, 3350, "NVIDIA H100 Tensor Core GPU datasheet", 495, 989),
+    "h100-pcie": GpuModel("H100 80 GB, PCIe", 80, 51.0, 2000, "NVIDIA H100 Tensor Core GPU datasheet", 378, 756),
+    "l4": GpuModel("L4", 24, 30.3, 300, "NVIDIA L4 Tensor Core GPU datasheet", 60, 121),
+    "rtx3090": GpuModel("GeForce RTX 3090", 24, 35.6, 936, GA102_PAPER, 35.6, 71),
+    "rtx4090": GpuModel("GeForce RTX 4090", 24, 82.6, 1008, "NVIDIA Ada GPU Architecture, whitepaper", 82.6, 165.2),
 }
 """By the names that ``qdsim plan --gpu`` takes."""
 
@@ -61,6 +67,14 @@ def find(name: str) -> GpuModel:
             if wanted in _spellings(known, model):
                 return model
     raise BadInput("--gpu", name, f"known are {', '.join(MODELS)}; of another give --gpus and --gpu-memory")
+
+
+def named_by_driver(name: str) -> GpuModel | None:
+    """Return a GPU by what the driver calls it (``NVIDIA A100-SXM4-40GB``); None where it is not one of these."""
+    try:
+        return find(name)
+    except BadInput:
+        return None
 
 
 def _spellings(known: str, model: GpuModel) -> set[str]:

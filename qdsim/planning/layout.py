@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from qdsim.errors import CannotPlace
 from qdsim.experiment.sections import Cluster
+from qdsim.models.device import CONTEXT_BYTES, memory_fraction
 from qdsim.planning import units
 
 ACTOR_BYTES = 400 * 2**20
@@ -18,8 +19,9 @@ TOKEN_CPU = 0.01
 MOST_ACTORS_PER_CORE = 2
 """Automatic packing on CPUs: more than one, so that a core always has another client to run, and no more, since each
 costs memory and start-up."""
-MOST_ACTORS_PER_GPU = 8
-"""Automatic packing: each process on a GPU costs 300 to 400 MB of it before any tensor."""
+MOST_ACTORS_PER_GPU = 2
+"""Automatic packing: while one process waits for its host, the other computes. Each has a core of its own, and takes
+300 to 500 MB of the GPU before any tensor."""
 UNIT = 10_000
 """Ray counts CPUs and GPUs in steps of 1/10,000, and cuts off what is finer."""
 
@@ -108,9 +110,18 @@ class GpuMemory:
     """Of an actor with so many clients."""
 
     def holds(self, layout: Layout) -> bool:
-        """Tell whether a GPU has memory for as many of these actors as may come to sit on it."""
-        packed = max(len(group) for group in layout.clients)
-        return layout.on_one_gpu * self.actor_bytes(packed) <= self.there
+        """Tell whether a GPU has memory for as many of these actors as may come to sit on it, each within its cap."""
+        needed = self.actor_bytes(max(len(group) for group in layout.clients))
+        return layout.on_one_gpu * needed <= self.there and needed <= self.allowed(layout.gpus)
+
+    def allowed(self, share: float) -> float:
+        """Return what a process may take that has so much of a GPU: its cap on tensors, and CUDA's context."""
+        if not 0 < share < 1:
+            return self.there
+        try:
+            return memory_fraction(share, int(self.there)) * self.there + CONTEXT_BYTES
+        except CannotPlace:
+            return 0.0
 
 
 def lay_out(
@@ -131,24 +142,25 @@ def lay_out(
 
     Where a GPU's memory is too small for an actor for each client, and neither number is fixed (GPUs are shared by
     ``auto``, clients per actor ``auto`` or the one that is the default), as many clients go into an actor as it takes.
+    Of the default, that is as few as fit; of ``auto``, so many that a GPU has one process or two.
     """
     total = max(int(sum(node.gpus for node in nodes)), gpus or 0)
     ask = _Ask(clients, wanted, nodes, actor_bytes, total, loads)
     fixed = wanted.clients_per_actor if isinstance(wanted.clients_per_actor, int) else None
-    for per_actor in range(1, clients + 1) if fixed is None else [fixed]:
+    may_pack = fixed is None or (fixed == 1 and wanted.gpus_per_client == "auto")
+    crowds_a_gpu = False
+    for per_actor in range(1, clients + 1) if may_pack else [fixed or 1]:
         found = ask.at(per_actor)
-        crowded = fixed is None and len(found.clients) > ask.most_actors
         fits = gpus is not None or found.fits(nodes)
-        if fits and gpu_memory is not None and not gpu_memory.holds(found):
-            if fixed == 1 and wanted.gpus_per_client == "auto":
-                return lay_out(
-                    clients, replace(wanted, clients_per_actor="auto"), nodes, actor_bytes, gpus, loads, gpu_memory
-                )
-            if fixed is None and per_actor < clients:
-                continue
-            raise _gpu_refusal(ask, found, gpu_memory)
-        if not crowded and fits:
+        too_large = fits and gpu_memory is not None and not gpu_memory.holds(found)
+        crowded = fixed is None and len(found.clients) > ask.most_actors
+        if fits and not too_large and not crowded:
             return found
+        crowds_a_gpu |= too_large
+        if fixed is not None and not crowds_a_gpu:  # of the default, only a GPU's memory has more clients packed
+            break
+    if too_large and gpu_memory is not None:
+        raise _gpu_refusal(ask, found, gpu_memory)
     raise _refusal(ask, found)
 
 
@@ -207,7 +219,10 @@ class _Ask:
         if self.wanted.gpus_per_client not in ("auto", 0.0):
             return math.inf
         if self.wanted.gpus_per_client == "auto" and self.gpus:
-            return self.gpus * MOST_ACTORS_PER_GPU
+            # two processes to a GPU want two cores; nodes that are still to come are taken to have them
+            there = [(node.gpus, node.cpus) for node in self.nodes if node.gpus]
+            short = sum(gpus for gpus, cpus in there if cpus < MOST_ACTORS_PER_GPU * gpus * self.wanted.threads)
+            return MOST_ACTORS_PER_GPU * self.gpus - short
         lanes = sum(max(1, int(node.cpus) // self.wanted.threads) for node in self.nodes)
         return lanes * MOST_ACTORS_PER_CORE
 
@@ -252,6 +267,10 @@ def _gpu_refusal(ask: _Ask, found: Layout, memory: GpuMemory) -> CannotPlace:
     needed = memory.actor_bytes(packed)
     asked = f"{found.on_one_gpu} actors of {units.size(needed)} on a GPU"
     has = f"{units.size(memory.there)} there, which hold {int(memory.there // needed)}"
+    if needed > memory.allowed(found.gpus) and found.on_one_gpu * needed <= memory.there:
+        asked = f"actors of {units.size(needed)} with {found.gpus:g} of a GPU"
+        allowed = units.size(memory.allowed(found.gpus))
+        has = f"{units.size(memory.there)} there, of which such an actor may take {allowed}"
     fix = "set cluster.micro_batch lower, or take a smaller model.width"
     for per_actor in range(packed, ask.clients + 1):
         fit = int(memory.there // memory.actor_bytes(per_actor))

@@ -12,10 +12,12 @@ from qdsim.experiment import plan as plans
 from qdsim.experiment.config import Job
 from qdsim.experiment.plan import Plan
 from qdsim.experiment.work import Costs
+from qdsim.models.device import CONTEXT_BYTES, choose_device, set_up
 from qdsim.planning import estimate, gpus, probe, units
-from qdsim.planning.estimate import MEASURED, PhaseTime, Within
+from qdsim.planning.estimate import MEASURED, Packing, PhaseTime, Within
 from qdsim.planning.gpus import GpuModel
 from qdsim.planning.layout import UNIT, Layout, Node, assign
+from qdsim.planning.measured import Measured
 
 RAY_SHARE = 0.7
 """Of a machine's memory that Ray gives to actors; the rest is for its object store."""
@@ -64,6 +66,10 @@ class PlanReport:
     notes: list[str]
     within: Within
     """How far off the times may be."""
+    packings: list[Packing]
+    """On GPUs: this job's way of sharing them, and others that fit."""
+    measured: Measured | None = None
+    """What a doctor's file says of them."""
 
 
 def this_machine() -> Machines:
@@ -92,10 +98,17 @@ def imagined(
     return Machines([node], of_gpu, described, model=named)
 
 
-def plan_job(job: Job, machines: Machines, measure: Measure, on_gpus: Within = MEASURED) -> PlanReport:
+def plan_job(
+    job: Job,
+    machines: Machines,
+    measure: Measure,
+    on_gpus: Within = MEASURED,
+    measured: Measured | None = None,
+) -> PlanReport:
     """Plan a job for machines; refuse what does not fit, with a change that does.
 
     ``on_gpus``: how far off the costs may be where the clients run on GPUs; those of cores are always measured.
+    ``measured``: of GPUs like theirs; it takes the place of a probe.
     """
     notes = []
     wanted = job.data
@@ -107,17 +120,37 @@ def plan_job(job: Job, machines: Machines, measure: Measure, on_gpus: Within = M
         dataset = datasets.stand_in(wanted.dataset)
         notes.append(dataset.note)
     plan = plans.build_plan(job, dataset)
-    layout = estimate.layout_of(plan, machines.nodes, machines.most_gpus, machines.gpu_bytes)
+    gpu_memory = machines.gpu_bytes or (measured.memory_bytes if measured else None)
+    place = machines.nodes, machines.most_gpus, gpu_memory, measured
+    layout = estimate.layout_of(plan, *place)
     packed = max(len(group) for group in layout.clients)
-    on_gpu = estimate.gpu_bytes(plan, packed) if layout.gpus else 0
-    packing = estimate.packing_note(plan, layout, machines.gpu_bytes)
+    on_gpu = estimate.gpu_bytes(plan, packed, measured) if layout.gpus else 0
+    if measured is not None and layout.gpus:
+        notes += _above_expected(measured)
+        within = MEASURED
+    packing = estimate.packing_note(plan, layout, gpu_memory)
     notes += [packing] if packing else []
     held = _gpus_used(layout, machines) if layout.gpus else 0
     lanes = held or sum(max(1, int(node.cpus) // job.cluster.threads) for node in machines.nodes)
-    costs, within = measure(layout, plan), on_gpus if layout.gpus else MEASURED
+    costs = measured.costs(plan.points[0].model) if measured and layout.gpus else measure(layout, plan)
+    within = on_gpus if layout.gpus else MEASURED
     times = estimate.phase_times(plan, layout, min(lanes, len(layout.clients)), costs, within)
     stored = estimate.storage_bytes(plan)
-    return PlanReport(plan, machines, layout, held, on_gpu, times, stored, notes, within)
+    ways = estimate.packings(plan, layout, *place) if layout.gpus else []
+    used = measured if layout.gpus else None
+    return PlanReport(plan, machines, layout, held, on_gpu, times, stored, notes, within, ways, used)
+
+
+def _above_expected(measured: Measured) -> list[str]:
+    """Say where a GPU took more memory than a run expects, which does not know of the measurement."""
+    found = []
+    if measured.context_bytes > CONTEXT_BYTES:
+        took, expected = units.size(measured.context_bytes), units.size(CONTEXT_BYTES)
+        found.append(f"CUDA took {took} a process where a run expects {expected}: set cluster.gpus_per_client as here")
+    if measured.peak_share > 1:
+        more = f"{100 * (measured.peak_share - 1):.0f} %"
+        found.append(f"steps took {more} more memory than a run expects: set cluster.gpus_per_client as here")
+    return found
 
 
 def _gpus_used(layout: Layout, machines: Machines) -> int:
@@ -132,7 +165,9 @@ def _gpus_used(layout: Layout, machines: Machines) -> int:
 def measured_here(layout: Layout, plan: Plan) -> Costs:
     """Measure on this machine: on its cores, or on a GPU where the clients will run on GPUs."""
     if layout.gpus:
-        return probe.measure(probe.probe_client(plan), torch.device("cuda:0"))
+        sample = probe.probe_client(plan)
+        set_up(sample.numerics)
+        return probe.measure(sample, choose_device(["0"], cpu_fallback=plan.job.cluster.cpu_fallback))
     lanes = max(1, (os.cpu_count() or 1) // plan.job.cluster.threads)
     return probe.measure_here(probe.probe_client(plan), min(lanes, len(layout.clients)))
 

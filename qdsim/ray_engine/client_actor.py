@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -10,12 +10,14 @@ import torch
 
 from qdsim.algorithms.phase import ClientUpdate
 from qdsim.data.datasets import Normalization
-from qdsim.errors import CannotPlace
+from qdsim.errors import CannotPlace, UnusableGpu
 from qdsim.federation.chaos import Fault
 from qdsim.federation.client_host import ClientHost, Images
 from qdsim.models import params as P
-from qdsim.models.compute import make_compute
-from qdsim.models.device import DeviceInfo, choose_device, describe, limit_memory, set_up
+from qdsim.models.compute import Compute, make_compute
+from qdsim.models.device import DeviceInfo, describe, granted_device, limit_memory, set_up
+from qdsim.models.fast import fused
+from qdsim.models.fast.cuda import Fused
 from qdsim.models.model import Model
 from qdsim.models.numerics import Numerics
 from qdsim.models.params import PackedParams
@@ -28,11 +30,33 @@ class ActorPlace:
     node_id: str
     gpu_id: str
     device: DeviceInfo
+    instead_of: str = ""
+    """The GPU that it was granted, where it computes on the CPU."""
+    why: str = ""
+    notes: tuple[str, ...] = ()
+    """What its user should know of its GPU: that kernels are missing, for example."""
 
     @property
     def on_gpu(self) -> bool:
         """Tell whether it computes on a GPU; one that it was granted may have been replaced by the CPU."""
         return self.device.model != "cpu"
+
+
+def _warmed_up(compute: Compute, granted: str) -> list[str]:
+    """Have a GPU do once what its first step would wait for; say what it has to do without."""
+    try:
+        compute.gradients.warm_up()
+    except RuntimeError as error:
+        raise UnusableGpu(granted, (str(error) or type(error).__name__).splitlines()[0]) from None
+    if not isinstance(compute.gradients, Fused):
+        return []
+    compute.gradients.try_out(compute.graphs)
+    found = []
+    if not fused.version():
+        found.append(f"GPU {granted} computes without Triton's kernels, more slowly: {fused.why_without()}")
+    if compute.graphs.why_not:
+        found.append(f"GPU {granted} computes without CUDA graphs (cluster.cuda_graphs): {compute.graphs.why_not}")
+    return found
 
 
 @ray.remote
@@ -47,6 +71,7 @@ class ClientActor:
         normalization: Normalization,
         model: Model,
         numerics: Numerics,
+        cuda_graphs: Literal["off", "auto", "on"],
         client_ids: tuple[int, ...],
         gpu_share: float,
         cpu_fallback: bool,
@@ -54,15 +79,25 @@ class ClientActor:
         set_up(numerics)
         context = ray.get_runtime_context()
         gpu_ids = context.get_accelerator_ids()["GPU"]
+        granted = ",".join(gpu_ids)
         self._unusable: CannotPlace | None = None
+        compute = make_compute(model, torch.device("cpu"), numerics)
+        notes, reason = [], ""
         try:
-            device = choose_device(gpu_ids, cpu_fallback=cpu_fallback)
+            device, reason = granted_device(gpu_ids)
+            if reason and not cpu_fallback:
+                raise UnusableGpu(granted, reason)
             limit_memory(device, gpu_share)
+            if device.type == "cuda":
+                compute = make_compute(model, device, numerics, cuda_graphs)
+                notes += _warmed_up(compute, granted)
         except CannotPlace as error:
             # told when it is asked for its place: of an actor that ends here Ray would tell a traceback
-            device, self._unusable = torch.device("cpu"), error
-        self._place = ActorPlace(context.get_node_id(), ",".join(gpu_ids), describe(device))
-        compute = make_compute(model, device, numerics)
+            self._unusable = error
+        on_gpu = compute.device.type == "cuda"
+        info = describe(compute.device, fused.version())
+        on, instead_of = (granted, "") if on_gpu else ("", granted)
+        self._place = ActorPlace(context.get_node_id(), on, info, instead_of, reason, tuple(notes))
         images = Images(train, test, test_labels, normalization)
         self._host = ClientHost(compute, images, client_ids, self._place.node_id, self._place.gpu_id)
 

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+MPS_PIPES = "/tmp/nvidia-mps"
+"""Where CUDA MPS has its pipes, unless CUDA_MPS_PIPE_DIRECTORY says otherwise."""
+
 
 def prepare(address: str | None) -> None:
     """Set ``RAY_AUTH_MODE`` explicitly: left to itself Ray decides by the files it happens to find.

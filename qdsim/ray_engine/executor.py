@@ -337,6 +337,9 @@ class RayExecutor:
 
     def _compile(self, notify: Notify) -> None:
         """Have one actor of each node compile, and the others find it in the cache that they share."""
+        if any(self._workers.is_on_gpu(worker) for worker in range(len(self._workers))):
+            notify(Notice("cluster.compile does nothing on GPUs: their kernels are fused already"))
+            return
         notify(Notice("compiling the steps (cluster.compile); the next run finds them in the compiler's cache"))
         first = self._workers.first_of_nodes()
         for workers in (first, [w for w in range(len(self._workers)) if w not in first]):

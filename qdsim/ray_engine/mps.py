@@ -9,8 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from qdsim.ray_engine.environment import MPS_PIPES
 
 CONTROL = "nvidia-cuda-mps-control"
 CHOICES = ("off", "on", "auto")
@@ -31,23 +34,28 @@ def start(environment: Mapping[str, str]) -> str:
     # with the variable set the daemon would number the GPUs anew, and Ray's numbers would be others
     own = {key: value for key, value in environment.items() if key != "CUDA_VISIBLE_DEVICES"}
     own.setdefault("CUDA_MPS_LOG_DIRECTORY", LOGS)
-    if (Path(own.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists():
+    if (Path(own.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)) / "control").exists():
         asked = _run([control], own, "get_server_list\n")
         if asked.returncode == 0:
             return "CUDA MPS runs on this node already"
     started = _run([control, "-d"], own)
     if started.returncode != 0:
-        raise NotHere(f"{CONTROL} -d ended with {started.returncode}: {(started.stderr or started.stdout).strip()}")
+        raise NotHere(f"{CONTROL} -d ended with {started.returncode}: {started.stdout.strip()}")
     return "CUDA MPS started"
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], typed: str = "") -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command, env=dict(environment), input=typed, capture_output=True, text=True, timeout=ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotHere(f"{command[0]}: {error}") from None
+    # into a file: the daemon keeps what it inherits open, and a pipe would not end before it does
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+        try:
+            done = subprocess.run(
+                command, env=dict(environment), input=typed, stdout=said, stderr=subprocess.STDOUT, text=True,
+                timeout=ANSWER_S, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NotHere(f"{command[0]}: {error}") from None
+        said.seek(0)
+        return subprocess.CompletedProcess(command, done.returncode, said.read())
 
 
 def main(command: Sequence[str]) -> int:

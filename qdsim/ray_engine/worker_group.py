@@ -67,7 +67,7 @@ def start_workers(
     if wanted.gpus_per_client == "auto" and not layout.gpus:
         notify("no GPUs here: clients run on CPUs (cluster.gpus_per_client)")
     reservation = Reservation(layout, run_id, wanted.placement_timeout_s, notify, check)
-    start_with = (*images, normalization, plan.points[0].model, wanted.numerics())
+    start_with = (*images, normalization, plan.points[0].model, wanted.numerics(), wanted.cuda_graphs)
     group = WorkerGroup(run_id, layout, reservation, start_with, wanted.cpu_fallback)
     group.actors = [group.start(worker) for worker in range(len(layout.clients))]
     return group

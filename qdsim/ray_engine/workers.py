@@ -55,7 +55,10 @@ class Workers:
         self.handles: list[Any] = group.actors
         self.clients = [list(clients) for clients in group.layout.clients]
         """Of each worker."""
+        self._told: set[str] = set()
+        """Notes of actors that have been passed on: those of many are alike."""
         self.places = self._wait_for(self.handles)
+        self._tell(range(len(self.handles)))
         self.devices = DevicesSeen(mixed=wanted.mixed_devices, notify=notify)
         self.devices.take(self.places)
         self.slots = self._count_slots()
@@ -104,6 +107,7 @@ class Workers:
             try:
                 self.handles[worker] = self._start_again(worker)
                 (self.places[worker],) = self._wait_for([self.handles[worker]])
+                self._tell([worker])
                 self.slots = self._count_slots()
                 self.devices.take([self.places[worker]])
                 prepare(worker)
@@ -157,6 +161,23 @@ class Workers:
             fix = "look at Ray's logs of that node, or set cluster.clients_per_actor higher if it ran out of memory"
             raise CannotPlace(f"{len(refs)} actors", cause_of(error), fix) from error
         return places
+
+    def _tell(self, workers: Sequence[int]) -> None:
+        """Pass on what is to be known of actors that have started, once: the notes of many are alike."""
+        moved: dict[tuple[str, str], list[int]] = {}
+        for worker in workers:
+            place = self.places[worker]
+            if place.instead_of:
+                where = f"GPU {place.instead_of} of {self.where(worker)}"
+                moved.setdefault((where, place.why), []).extend(self.clients[worker])
+        notes = [
+            f"clients {listed(sorted(clients), ', ')} run on the CPU instead of {where} (cluster.cpu_fallback): {why}"
+            for (where, why), clients in moved.items()
+        ]
+        for note in [*notes, *(note for worker in workers for note in self.places[worker].notes)]:
+            if note not in self._told:
+                self._told.add(note)
+                self._notify(Notice(note))
 
     def _started(self, refs: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
         """Wait for actors and say how many have started; return those that have, and those that are late."""

@@ -149,7 +149,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         _CLIENT,
         Column("num_samples", pa.int64(), "|Z_i|: samples of the client that the phase works on, its weight"),
         Column("loss", pa.float64(), "mean over the step's mini-batches"),
-        Column("compute_s", pa.float64(), "CPU time of the step; on a GPU its time on the device"),
+        Column(
+            "compute_s",
+            pa.float64(),
+            "CPU time of the step; on a GPU from its start there to its end, with the turns of others that share it",
+        ),
         Column(
             "matching_s",
             pa.float64(),

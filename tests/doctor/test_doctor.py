@@ -5,16 +5,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import qdsim
 from qdsim.algorithms.methods import METHODS
+from qdsim.bench.fake_cuda import CUDA, Values, pretended
 from qdsim.doctor import machine, report, steps
 from qdsim.doctor.checks import Check, Report, about_this_machine, cleaned, secrets_of_this_machine
 from qdsim.doctor.examine import ONLY_ON_GPUS, compare_gpus, examine
-from qdsim.models.device import DeviceInfo, set_up
+from qdsim.errors import BadInput
+from qdsim.models.device import CONTEXT_BYTES, DeviceInfo, set_up
 from qdsim.models.numerics import Numerics
+from qdsim.planning import measured
+from qdsim.planning.layout import Node
 from tests.conftest import PROJECT
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -132,15 +138,79 @@ def test_gpus_of_one_kind_must_agree():
 def test_a_check_that_raises_has_failed(monkeypatch):
     """And the others are made all the same."""
 
-    def break_down(device):
+    def break_down(device, *others):
         raise RuntimeError("CUDA error: an illegal memory access\nmore")
 
     for name in ("compare", "evaluate", "repeat", "measure_speed"):
         monkeypatch.setattr(steps, name, break_down)
-    found = {check.name: check for check in steps.examine(CPU, 0, "node 0")}
+    found = {check.name: check for check in steps.examine(CPU, steps.Expected(), "node 0")}
     assert found["repeatable"].says == "RuntimeError: CUDA error: an illegal memory access"
     assert found["repeatable"].stops
     assert found["memory cap"].outcome == "not checked"
+
+
+def test_what_it_recommends_fits_as_often_as_it_says():
+    """7 of 3.3 GB in 24: 1/7 rounded up would be 0.1429, of which Ray places six; one of more than all is one."""
+    share = steps.recommended_share(int(3.3e9), int(24e9))
+    assert share == 0.1428
+    assert Node("", 8.0, 1, 0).holds(share, 0, 0) == 7
+    assert steps.recommended_share(int(30e9), int(24e9)) == 1.0
+
+
+def test_graphs_are_compared_with_steps():
+    """On a device that is only claimed, whose graphs repeat operations on the memory of the capture: the same bits."""
+    with pretended(Values()):
+        found = steps.capture(CUDA)
+    assert found.outcome == "pass", found
+    assert 'cluster.cuda_graphs = "auto" may be set' in found.says
+    assert steps.capture(CPU).outcome == "not checked"
+
+
+def examined(where, model, plain_ms, context_bytes, peak_bytes):
+    """What a plan reads of the checks of a GPU, with numbers as the doctor makes them."""
+    memory = {"total_bytes": 24e9, "context_bytes": context_bytes, "peak_bytes": peak_bytes}
+    speed = measured.speed_numbers(plain_ms, plain_ms + 8.0, 256, 40, 1e8)
+    return [
+        Check(measured.GPU, "pass", "", {"model": model}, where=where),
+        Check(measured.MEMORY, "pass", "", memory | {"expected_tensor_bytes": 2e9}, where=where),
+        Check(measured.SPEED, "pass", "", speed, where=where),
+    ]
+
+
+def test_a_plan_uses_what_was_measured(tmp_path):
+    """Two GPUs, the slower with 51.2 ms for 256 samples: 0.2 ms each, and 8 ms for 40 matched images: 0.2 ms each too.
+
+    A network of a tenth of the operations takes a tenth. CUDA took 0.6 GB where 0.42 are expected, and steps a fifth
+    more than expected: that is planned with, and said.
+    """
+    file = tmp_path / "doctor.txt"
+    checks = examined("GPU 0", "A100", 51.2, 6e8, 1e9) + examined("GPU 1", "A30", 25.6, 3e8, 2.4e9)
+    file.write_text(report.as_file(Report((*checks, Check("ports", "pass", "")), {})), encoding="utf-8")
+    found = measured.read(file)
+    assert (found.gpu, found.memory_bytes, found.context_bytes, found.peak_share) == ("A100", 24e9, 6e8, 1.2)
+    costs = found.costs(SimpleNamespace(forward_flops=1e7))
+    assert [costs.gradient_s, costs.learning_s, costs.matching_s] == [pytest.approx(2e-5)] * 3
+    job = {"name": "x", "data": {"dataset": "cifar10", "root": "nowhere"}}
+    without, planned = (qdsim.plan(job, gpus=1, gpu_memory="80GB", doctor=given) for given in (None, file))
+    took, expected = planned.report.gpu_bytes, without.report.gpu_bytes
+    shard = 5000 * 3072
+    assert took - shard - 6e8 == pytest.approx(1.2 * (expected - shard - CONTEXT_BYTES), rel=1e-6)
+    assert "measured by qdsim doctor on A100" in repr(planned)
+    assert "CUDA took 600 MB a process where a run expects 419 MB" in repr(planned)
+    assert "steps took 20 % more memory than a run expects" in repr(planned)
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", '{"checks": [{"name": "GPU"}]}'])
+def test_a_file_that_is_none_of_the_doctors_is_refused(tmp_path, text):
+    """Exit 2 with the command that writes one; the same of one that was written without a GPU."""
+    (tmp_path / "d.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match="is no file of this version's `qdsim doctor --out FILE`"):
+        measured.read(tmp_path / "d.txt")
+    (tmp_path / "d.txt").write_text(report.as_file(Report((Check("ports", "pass", ""),), {})), encoding="utf-8")
+    with pytest.raises(BadInput, match="tells of no GPU"):
+        measured.read(tmp_path / "d.txt")
+    with pytest.raises(BadInput, match="cannot be read: No such file"):
+        measured.read(tmp_path / "none")
 
 
 @pytest.mark.ray

@@ -29,11 +29,12 @@ def numbers(result):
     return [result.correct if hasattr(result, "correct") else result]
 
 
-def done(device, only=None, max_loss=1e9, lr=0.01, change=lambda client: client, **shape):
+def done(device, only=None, max_loss=1e9, lr=0.01, change=lambda client: client, prepare=lambda w: None, **shape):
     """Each of the works, or those that are named, with the synthetic set after it."""
     with pretended(Values()) if device != "cpu" else contextlib.nullcontext():
         w = gpu_counts.world(device, **(SMALL | shape))
         w.stage = replace(w.stage, lr=lr)
+        prepare(w)
         before = change(w.host._clients[0])
         found = {}
         works = gpu_counts.works(w, max_loss)
@@ -122,3 +123,83 @@ def test_a_shard_goes_to_the_gpu_once():
             gpu_counts.works(w)["training with matching"]()
             uploads.append(watch.tally.uploads)
     assert uploads[0] == uploads[1] + 1
+
+
+REPEATED = ("FedAvg", "FedProx", "training with matching", "ascent, real", "recovery, augmented", "FU-MP, recovery")
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_every_step_does_the_same_whatever_it_drew(name):
+    """Rounds 1 and 2 draw other batches of 6; matching's lack a class that is rare. Operations and shapes are equal.
+
+    Nothing is written at indices, which would be sorted first.
+    """
+    logs, drawn = [], []
+    for number in (1, 2):
+        with pretended(Values()) as watch:
+            w = gpu_counts.world("cuda:0", **(SMALL | {"batch": 6, "steps": 6}))
+            if name == "training with matching":
+                w.host._clients[0] = rare(w.host._clients[0])
+            w.ctx = replace(w.ctx, round_number=number)
+            watch.begin()
+            update = gpu_counts.works(w)[name]()
+            logs.append(watch.tally.log)
+            drawn.append(update.loss)
+    assert drawn[0] != drawn[1]
+    assert logs[0] == logs[1]
+    assert not [operation for operation, _ in logs[0] if "put" in operation or "scatter" in operation]
+
+
+def test_more_synthetic_images_than_a_step_takes():
+    """Of 12 images four a step, drawn anew: those of absent classes among them stay; the CPU's numbers to 1e-9."""
+    name = "training with matching"
+
+    def fewer(w):
+        w.settings = replace(w.settings, batch=4)
+
+    shape = {"batch": 6, "steps": 10, "change": rare, "prepare": fewer}
+    expected, found = (done(device, [name], **shape)[name] for device in ("cpu", "cuda:0"))
+    assert largest_difference(expected, found) < 1e-9
+
+
+@pytest.mark.parametrize("name", [*REPEATED, "fine-tuning"])
+def test_graphs_give_the_same_bits(name, monkeypatch):
+    """Ten steps: two as they are, then the operations of the third on its memory, eight times; a class is rare.
+
+    What a step would keep in a number of the host, or ask the device for, would come out wrong, or raise.
+    """
+    monkeypatch.setattr(distillation, "FINETUNE_STEPS", 8)
+    monkeypatch.setattr(distillation, "FINETUNE_EPOCHS", 1)
+    shape = {"batch": 6, "steps": 10, "change": rare, "max_loss": 1.5}
+    plain, replayed = (done("cuda:0", [name], **shape, cuda_graphs=wanted)[name] for wanted in ("off", "on"))
+    for one, other in zip(plain, replayed, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_graph_saves_launches_and_waits_for_its_capture_alone():
+    """Ten steps of matching: two captures, a wait each; 222 launches a step become the copies of what differs."""
+    tallies = []
+    for wanted in ("off", "on"):
+        with pretended(Values()) as watch:
+            w = gpu_counts.world("cuda:0", **(SMALL | {"steps": 10}), cuda_graphs=wanted)
+            watch.begin()
+            gpu_counts.works(w)["training with matching"]()
+            tallies.append(watch.tally)
+    plain, replayed = tallies
+    assert replayed.syncs["synchronize"] == plain.syncs["synchronize"] + 2
+    assert replayed.launches < plain.launches / 3
+
+
+@pytest.mark.parametrize(("micro_batch", "batches"), [("auto", 3), (32, 23)])
+def test_an_evaluation_takes_a_thousand_images_at_once(micro_batch, batches):
+    """2,300 images: three batches on a GPU, of a hundred where micro-batches are small; always the CPU's answers."""
+    shape = {"tested": 2300, "micro_batch": micro_batch, "depth": 2}
+    names = ["test", "attack, test"]
+    expected, found = (done(device, names, **shape) for device in ("cpu", "cuda:0"))
+    for name in names:
+        assert largest_difference(expected[name], found[name]) < 1e-9
+    with pretended(Values()) as watch:
+        w = gpu_counts.world("cuda:0", **(SMALL | shape))
+        watch.begin()
+        gpu_counts.works(w)["test"]()
+    assert sum("convolution" in operation for operation, _ in watch.tally.log) == 2 * batches

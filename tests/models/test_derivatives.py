@@ -84,19 +84,27 @@ def test_the_pixels_gradient(shape, micro_batch):
 def test_the_gradients_for_gpus_are_the_same(shape, micro_batch):
     """One product for all classes, and one operation between convolutions, in plain torch here: 1e-8 in float64.
 
-    A batch of one class goes another way; logits have no way back.
+    All classes of the network have a place, those without samples among them. A batch as a whole goes another way;
+    logits have no way back.
     """
     compute, params, images, labels = network(shape)
     other = Fused(compute.model, micro_batch)
     counts = {0: 1, 1: 5, 3: 2, 4: 3}
-    for own, sizes in ((slice(0, 11), list(counts.values())), (slice(1, 6), [5])):
-        batch = images[own].flip(3), labels[own], sizes
-        found = compute.gradients.of_classes(params, *batch, cross_entropy)
-        again = other.of_classes(params, *batch, cross_entropy)
-        torch.testing.assert_close(again, found, rtol=1e-8, atol=1e-11)
-    _, _, real = class_gradients(compute, params, images.flip(3), labels, list(counts.values()))
+    sizes = list(counts.values())
+    whole = images[1:6].flip(3), labels[1:6], [5], cross_entropy
+    torch.testing.assert_close(
+        other.of_classes(params, *whole), compute.gradients.of_classes(params, *whole), rtol=1e-8, atol=1e-11
+    )
+    loss, gradient, real = class_gradients(compute, params, images.flip(3), labels, sizes)
+    every = [counts.get(c, 0) for c in range(compute.model.num_classes)]
+    again = other.of_classes(params, images.flip(3), labels, every, cross_entropy)
+    torch.testing.assert_close(again[:2], (loss, gradient), rtol=1e-8, atol=1e-11)
+    present = torch.tensor(list(counts))
+    for name, stack in real.items():
+        torch.testing.assert_close(again[2][name][present], stack, rtol=1e-8, atol=1e-11)
+        assert not again[2][name][2].any(), "of a class without samples"
     pixels = pixel_gradients(compute, params, images, counts, real)
-    again = other.of_pixels(params)(images, labels, list(counts.values()), partial(towards, real=real))
+    again = other.of_pixels(params)(images, labels, every, partial(towards, real=again[2]))
     torch.testing.assert_close(again, pixels, rtol=1e-8, atol=1e-11)
     torch.testing.assert_close(other.logits(params, images), compute.gradients.logits(params, images))
 

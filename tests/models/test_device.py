@@ -20,17 +20,30 @@ TORCH_SAYS = (
 
 @pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", True), ("bfloat16", False)])
 def test_a_process_is_set_up_to_repeat_itself(precision, tf32):
-    """Deterministic algorithms and none chosen by speed, cuBLAS's workspace before CUDA starts, TF32 as asked."""
+    """Deterministic algorithms, none chosen by speed, cuBLAS's workspace before CUDA starts, TF32 as asked; sums are
+    in float32."""
     code = (
         "import os, torch\nfrom qdsim.models.device import set_up\nfrom qdsim.models.numerics import Numerics\n"
         f"set_up(Numerics(precision={precision!r}))\n"
         "c, m = torch.backends.cudnn, torch.backends.cuda.matmul\n"
         "print(torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory,\n"
         "      os.environ['CUBLAS_WORKSPACE_CONFIG'], torch.cuda.is_initialized(), c.deterministic, c.benchmark,\n"
-        "      c.allow_tf32, m.allow_tf32)"
+        "      c.allow_tf32, m.allow_tf32, m.allow_bf16_reduced_precision_reduction,\n"
+        "      m.allow_fp16_reduced_precision_reduction)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "False", ":4096:8", "False", "True", "False", str(tf32), str(tf32)]
+    assert done.stdout.split() == [
+        "True",
+        "False",
+        ":4096:8",
+        "False",
+        "True",
+        "False",
+        str(tf32),
+        str(tf32),
+        "False",
+        "False",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +100,9 @@ def test_a_process_leaves_room_for_the_contexts_of_all_on_its_gpu():
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "gpu_failed"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "gpu_failed"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"), "gpu_failed"),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), "gpu_failed"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "out_of_memory"),
+        (RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans"), "gpu_failed"),
         (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), None),
         (RuntimeError("out of memory, said by somebody else"), None),
         (ValueError("CUDA error: no error of torch's"), None),
@@ -126,21 +142,26 @@ def test_what_helps_depends_on_what_was_set():
         "set cluster.gpus_per_client higher (now 0.25) with cluster.clients_per_actor to match, or "
     )
     assert "clients_per_actor lower" not in alone
-    assert "cluster.micro_batch lower (now auto, the whole batch), or model.width smaller" in alone
+    assert "cluster.micro_batch lower (now auto, 256), or model.width smaller" in alone
     packed = D.memory_advice({"clients_per_actor": 5, "micro_batch": 64}, 0.0)
     assert packed.startswith("set cluster.clients_per_actor lower (now 5), or cluster.micro_batch lower (now 64)")
 
 
 def test_devices_are_compared_by_what_decides_bits():
     """Two cards of a model with other numbers are one; another model or another cuDNN is not. A CPU is a CPU."""
-    first = D.DeviceInfo("NVIDIA A100", "8.0", "2.9", "12.8", "91002", driver="550.54", uuid="GPU-1", memory_bytes=1)
-    second = D.DeviceInfo("NVIDIA A100", "8.0", "2.9", "12.8", "91002", driver="555.42", uuid="GPU-2", memory_bytes=2)
-    assert first.fingerprint == second.fingerprint == "NVIDIA A100 (8.0), torch 2.9, CUDA 12.8, cuDNN 91002"
+    kind = "NVIDIA A100", "8.0", "2.9", "12.8", "91002"
+    first = D.DeviceInfo(*kind, "3.5", driver="550.54", uuid="GPU-1", memory_bytes=1)
+    second = D.DeviceInfo(*kind, "3.5", driver="555.42", uuid="GPU-2", memory_bytes=2)
+    expected = "NVIDIA A100 (8.0), torch 2.9, CUDA 12.8, cuDNN 91002, Triton 3.5"
+    assert first.fingerprint == second.fingerprint == expected
+    assert D.DeviceInfo(*kind).fingerprint.endswith("cuDNN 91002, without Triton")
     assert D.DeviceInfo("NVIDIA A100", "8.0", "2.9", "12.8", "91100").fingerprint != first.fingerprint
     assert D.describe(torch.device("cpu")).fingerprint == "cpu"
     assert D.describe(torch.device("cpu")).as_dict() == {"model": "cpu"}
     assert D.join_devices(["cpu"]) == "cpu"
     assert D.join_devices(["b + a", "a"]) == "a + b"
+    assert D.are_gpus(f"{expected} + {D.DeviceInfo(*kind).fingerprint}")
+    assert not D.are_gpus(D.join_devices(["cpu", expected]))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from qdsim.models.convnet import NORM_EPS
+from qdsim.bench.fake_cuda import Values, pretended
+from qdsim.models.convnet import NORM_EPS, ConvNet
 from qdsim.models.fast import fused
+from qdsim.models.fast.cuda import Fused
 
 triton = pytest.importorskip("triton")
 KERNELS = {"forward": True, "backward": False, "tangent": True, "tangent_back": False}
@@ -72,21 +74,51 @@ def compiled(name, side, dtype, capability):
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm
 
 
-@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("capability", [75, 80, 90])
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernels_compile_without_spilling(name, capability, tmp_path):
-    """For RTX 2060, A100 and H100, the paper's maps, the smallest, the largest in float64: registers hold all.
+    """For RTX 2060, A100 and H100: the paper's maps, an odd one, the largest in float64; registers hold all.
+
+    bfloat16 from capability 8.0 on.
 
     What does not fit would lie on a stack in memory. Nor does a kernel sum by atomics.
     """
     cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    for side, dtype in ((32, torch.float32), (8, torch.float32), (64, torch.float64)):
+    short = torch.float32 if capability == 75 else torch.bfloat16
+    for side, dtype in ((32, torch.float32), (16, short), (9, torch.float32), (64, torch.float64)):
         made = compiled(name, side, dtype, capability)
         cubin = tmp_path / "kernel.cubin"
         cubin.write_bytes(made["cubin"])
         said = subprocess.run([cuobjdump, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
         assert re.findall(r"STACK:(\d+) .* LOCAL:(\d+)", said) == [("0", "0")]
         assert not re.search(r"\b(atom|red)\.", made["ptx"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_where_triton_cannot_launch_plain_torch_takes_the_kernels_place(monkeypatch):
+    """Triton's own error, here that it has no driver, as without a C compiler; an error of the GPU is passed on."""
+    plain = fused.block
+
+    def launched(*tensors):
+        if fused.version():
+            fused.forward_triton(torch.zeros(1, 1, 4, 4), torch.ones(1), torch.zeros(1))
+        return plain(*tensors)
+
+    monkeypatch.setattr(fused, "_without", [])
+    monkeypatch.setattr(fused, "block", launched)
+    with pretended(Values()):
+        Fused(ConvNet(1, 8, 3, 4, 2), 32).warm_up()
+    assert (fused.version(), "driver" in fused.why_without()) == ("", True)
+    assert not fused.suits(torch.empty(1, 1, 8, 8))
+
+    def broken(*tensors):
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    monkeypatch.setattr(fused, "_without", [])
+    monkeypatch.setattr(fused, "block", broken)
+    with pretended(Values()), pytest.raises(RuntimeError, match="illegal memory access"):
+        Fused(ConvNet(1, 8, 3, 4, 2), 32).warm_up()
+    assert fused.version()
 
 
 def test_large_maps_go_without_kernels():

@@ -10,8 +10,9 @@ from qdsim.data import datasets
 from qdsim.errors import CannotPlace
 from qdsim.experiment import config, plan
 from qdsim.experiment.sections import Cluster
+from qdsim.models.device import CONTEXT_BYTES
 from qdsim.planning import estimate
-from qdsim.planning.layout import ACTOR_BYTES, Layout, Node, assign, grouped, lay_out, without_cores
+from qdsim.planning.layout import ACTOR_BYTES, GpuMemory, Layout, Node, assign, grouped, lay_out, without_cores
 from qdsim.ray_engine import cluster
 
 
@@ -45,16 +46,46 @@ def test_packed_actors_get_equal_loads():
 
 
 def test_automatic_packing_counts_memory_cores_and_gpus():
-    """100 clients: 8 GB hold 19 actors of 400 MiB, so 6 clients each, which makes 17; 2 GPUs take 16 actors at most.
+    """100 clients: 8 GB hold 19 actors of 400 MiB, so 6 clients each, which makes 17; 2 GPUs take two actors each where
+    they have the cores, one each of two cores.
 
     Two cores take four: 25 clients each. Of ten clients three go into an actor, which makes four of them.
     """
     auto = wanted(clients_per_actor="auto")
     assert len(lay_out(100, auto, [node(cpus=64.0, memory_bytes=8.0e9)]).clients) == 17
-    assert len(lay_out(100, auto, [node(gpus=2)]).clients) == 15
+    assert len(lay_out(100, auto, [node(gpus=2)]).clients) == 2
+    assert len(lay_out(100, auto, [node(cpus=4.0, gpus=2)]).clients) == 4
+    assert len(lay_out(100, auto, [node(cpus=4.0, gpus=1), node(gpus=1), node(cpus=1.0, gpus=1)]).clients) == 5
+    tight = GpuMemory(8e9, lambda packed: int(5e9))
+    assert len(lay_out(100, auto, [node(cpus=64.0, gpus=2)], gpu_memory=tight).clients) == 2
     assert [len(group) for group in lay_out(100, auto, [node()]).clients] == [25] * 4
     assert len(lay_out(10, auto, [node()]).clients) == 4
     assert len(lay_out(10, wanted(clients_per_actor="auto", threads=2), [node()]).clients) == 2
+
+
+def test_the_default_packs_only_as_many_as_a_gpus_memory_asks_for():
+    """Actors of 1 GB: 23 fit in 23.9 GB, so 100 clients go into 20 actors of five; with 100 GB each has its own."""
+    for there, actors in ((23.9e9, 20), (100e9, 100)):
+        memory = GpuMemory(there, lambda packed: 10**9)
+        assert len(lay_out(100, wanted(), [node(cpus=64.0, gpus=1)], gpu_memory=memory).clients) == actors
+
+
+def test_a_share_must_hold_what_its_cap_allows():
+    """A tenth of 24 GB is 2.4 GB, of which CUDA takes 0.42: tensors of 2.28 GB do not fit, on a GPU of its own either.
+
+    Of 0.12 eight fit: 2.88 GB each, which holds the actor.
+    """
+    memory = GpuMemory(24e9, lambda packed: int(2.7e9))
+    assert memory.allowed(0.1) == pytest.approx(2.4e9)
+    with pytest.raises(CannotPlace) as no:
+        lay_out(1, wanted(gpus_per_client=0.1), [node(gpus=1)], gpu_memory=memory)
+    assert (
+        "asked for actors of 2.7 GB with 0.1 of a GPU, found 24 GB there, of which such an actor may take 2.4 GB"
+        in str(no.value)
+    )
+    assert no.value.fix == "set cluster.gpus_per_client to 0.125 and cluster.clients_per_actor to 1"
+    assert lay_out(1, wanted(gpus_per_client=0.12), [node(gpus=1)], gpu_memory=memory).gpus == 0.12
+    assert lay_out(1, wanted(gpus_per_client=1.0), [node(gpus=1)], gpu_memory=memory).gpus == 1.0
 
 
 def test_automatic_fractions_fill_the_gpus():
@@ -185,7 +216,34 @@ def test_an_actors_memory_grows_with_its_batch_and_width():
     maps = 4 * 128 * (8**2 + 4**2)
     assert made.points[0].model.activation_bytes == maps
     assert 0 <= estimate.actor_bytes(made, 1) - (350 * 2**20 + 13 * 32 * maps + 6 * model) < 1e5
-    assert estimate.gpu_bytes(made, 1) - estimate.CUDA_BYTES > 13 * 256 * maps
+    assert estimate.gpu_bytes(made, 1) - CONTEXT_BYTES > 13 * 256 * maps
+
+
+@pytest.mark.parametrize(
+    ("changes", "copies"),
+    [
+        ({}, 2 * 1000),
+        ({"synthetic": {"scale": 1, "finetune": 1}}, 13 * 256),
+        ({"synthetic": {"scale": 1}}, 13 * 256),
+        ({"synthetic": {"scale": 1, "batch": 200}}, 13 * 200),
+        ({"cluster": {"micro_batch": 64}}, 13 * 32),
+        ({"cluster": {"micro_batch": 64, "cuda_graphs": "auto"}}, 2 * 13 * 32),
+    ],
+)
+def test_what_steps_hold_of_a_gpu(changes, copies):
+    """Batches of 32, two clients of 700 images: all classes' batches of fine-tuning, or matched images, are cut at 256.
+
+    An evaluation has 1,000 images at once, unless micro-batches are small.
+    """
+    small = {"batch_size": 32}
+    sections = {name: small for name in ("train", "unlearn", "recover", "relearn")}
+    job = {"name": "x", "model": {"width": 64, "depth": 2}, "data": {"dataset": "digits"}, **sections}
+    clients = {"partition": {"kind": "iid", "clients": 2}}
+    made = plan.build_plan(config.validate(job | clients | changes), datasets.load("digits", ""))
+    maps = made.points[0].model.activation_bytes
+    images = 2 * 4 * 64 * 720 + 64 * 720  # at most: pixels and velocity, and the shard's bytes
+    beside = CONTEXT_BYTES + 6 * 4 * made.points[0].model.num_params
+    assert copies * maps <= estimate.gpu_bytes(made, 1) - beside <= copies * maps + images
 
 
 @pytest.mark.ray

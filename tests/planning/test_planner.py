@@ -7,10 +7,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from qdsim.api import plan_report
+from qdsim.api.plan_report import JobPlan
 from qdsim.data import datasets
-from qdsim.errors import BadInput, CannotPlace
+from qdsim.errors import BadInput, CannotPlace, UnusableGpu
 from qdsim.experiment import config, plan
 from qdsim.experiment.sections import Cluster
 from qdsim.experiment.work import Costs, client_seconds
@@ -168,6 +170,54 @@ def test_numbers_that_the_user_fixed_are_refused_with_some_that_fit(cluster):
     assert no.value.fix == "set cluster.gpus_per_client to 0.5 and cluster.clients_per_actor to 25"
     advised = {"gpus_per_client": 0.5, "clients_per_actor": 25}
     assert planner.plan_job(config.validate(CIFAR | {"cluster": advised}), machines, lambda *_: COSTS).times
+
+
+def test_both_ways_of_sharing_a_gpu_are_told():
+    """Ten clients on an 80 GB GPU of an eight-core machine: ten processes, 0.42 GB of CUDA's own and 0.8 cores each.
+
+    Or two with five clients in turn, 0.84 GB of CUDA's own and two cores. On a GPU of 8 GB the first is not possible.
+    """
+    job = config.validate(CIFAR | {"partition": {"clients": 10}})
+    found = planner.plan_job(job, planner.imagined(1, "80GB", None, None), lambda *_: COSTS)
+    one, packed = found.packings
+    assert (one.name, one.clients, one.on_a_gpu, one.cores) == ("1 (this job)", 1, 10, 8.0)
+    assert (packed.name, packed.clients, packed.on_a_gpu) == ('"auto"', 5, 2)
+    assert (one.context_bytes, packed.context_bytes) == (10 * 400 * 2**20, 2 * 400 * 2**20)
+    assert (packed.cores, packed.memory_bytes) == (2.0, 2 * estimate.gpu_bytes(found.plan, 5))
+    text = repr(JobPlan(found, is_assumed=True))
+    assert "without CUDA MPS kernels of different processes take turns" in text
+    (only,) = planner.plan_job(job, planner.imagined(1, "8GB", None, None), lambda *_: COSTS).packings
+    assert (only.name, only.on_a_gpu) == ('"auto" (this job)', 2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_probe_on_a_gpu_that_cannot_be_used_says_so_as_a_run_does(small):
+    """Exit 3 with torch's reason, in a line; where the job allows the CPU, that is measured."""
+    layout = Layout(((0,), (1,), (2,), (3,)), 0.25, 1.0)
+    with pytest.raises(UnusableGpu, match="asked for GPU 0, found that torch cannot use it"):
+        planner.measured_here(layout, small)
+    allowed = plan.build_plan(config.validate(SMALL | {"cluster": {"cpu_fallback": True}}), datasets.load("digits", ""))
+    assert planner.measured_here(layout, allowed).gradient_s > 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("Tesla V100-SXM2-32GB", "v100-32"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 2060", "rtx2060"),
+        ("NVIDIA GeForce RTX 2060 SUPER", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A30", None),
+    ],
+)
+def test_gpus_by_the_drivers_names(driver, known):
+    """The numbers of another chip are not taken for those of one with nearly its name."""
+    assert gpus.named_by_driver(driver) is (gpus.MODELS[known] if known else None)
 
 
 def test_a_gpu_that_holds_no_actor_at_all_is_refused():

@@ -1,6 +1,7 @@
 """On which devices a run computes: of one kind, or the job allows others; a granted GPU is used or refused."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -82,8 +83,15 @@ def test_an_actor_that_cannot_use_its_gpu_any_more_moves_to_another(cluster_addr
     try:
         refs = [ray.put(array) for array in (dataset.train_images, dataset.test_images, dataset.test_labels)]
         group = start_workers(plan, "moves", refs, dataset.normalization, print)
-        workers = Workers(job.cluster, group, lambda event: None)
-        first = workers.places[0].gpu_id
+        told = []
+        workers = Workers(job.cluster, group, lambda event: told.append(getattr(event, "text", "")))
+        told = [text for text in told if "instead of" in text]
+        assert workers.places[0].gpu_id == "", "the CPU computes"
+        (note,) = told
+        said = (
+            r"clients 0, 1, .+ 5 more run on the CPU instead of GPU (\d) of node \w+ \(cluster.cpu_fallback\): .*torch"
+        )
+        first = re.match(said, note)[1]
         group.cpu_fallback = False  # as if the driver had failed meanwhile
         with pytest.raises(UnusableGpu) as caught:
             workers.replace(0, "its actor was lost", lambda worker: None)

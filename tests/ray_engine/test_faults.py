@@ -93,6 +93,43 @@ def test_a_client_without_memory_ends_the_run_with_what_helps(cluster_address, t
 
 
 @pytest.mark.ray
+def test_torchs_own_errors_in_a_step_and_in_an_evaluation(cluster_address, tmp_path):
+    """A network raises them in an actor: without memory for a step, the run ends with torch's numbers, exit code 3.
+
+    Where a GPU fails in an evaluation, the actor is replaced and the evaluation done again: the run is whole.
+    """
+
+    def of(when):
+        options = {"when": when, "mark": str(tmp_path / f"{when}.struck")}
+        return {
+            "model": {"kind": "tests.failing_network:failing", "options": options},
+            "train": {"rounds": 1},
+            "recover": {"rounds": 1},
+            "relearn": {"rounds": 0},
+            "methods": ["retrain"],
+            "engine": "ray",
+            "address": cluster_address,
+            "cluster": PACKED,
+        }
+
+    with pytest.raises(OutOfMemory) as caught:
+        run(tmp_path / "step", **of("step"))
+    assert re.match(
+        r"client \d ran out of memory in train, round 1, on node \w+: 2.00 GiB asked for, ", str(caught.value)
+    )
+    assert caught.value.exit_code == 3
+    notes = []
+    found = run(
+        tmp_path / "evaluation",
+        emit=lambda event: notes.append(event.text) if isinstance(event, Notice) else None,
+        **of("evaluation"),
+    )
+    assert any("RuntimeError: CUDA error: an illegal memory access was encountered; started again" in n for n in notes)
+    assert read_manifest(found)["state"] == "done"
+    assert table(found, "rounds")["test_accuracy"].notna().all()
+
+
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

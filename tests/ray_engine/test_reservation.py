@@ -13,7 +13,7 @@ from qdsim.experiment.progress import Notice, Progress
 from qdsim.planning import gpus
 from qdsim.ray_engine.metrics import METRICS, Gauges
 from qdsim.store.run_directory import read_manifest
-from tests.runs import run, table
+from tests.runs import granted_gpus, run
 
 PATIENT = {"placement_timeout_s": 3600.0}
 """Longer than any test may take: whoever waits, fails."""
@@ -47,11 +47,13 @@ def test_the_advised_change_works(cluster_address, tmp_path):
     with pytest.raises(CannotPlace) as refused:
         run(tmp_path / "refused", cluster={"gpus_per_client": 0.4}, **settings, **on_ray)
     packed = int(re.findall(r"clients_per_actor to (\d+)", refused.value.fix)[0])
-    done = run(tmp_path / "done", cluster={"gpus_per_client": 0.4, "clients_per_actor": packed}, **settings, **on_ray)
-    gpus = table(done, "clients").groupby("client_id")["gpu_id"].first()
+    events = []
+    fixed = {"gpus_per_client": 0.4, "clients_per_actor": packed}
+    run(tmp_path / "done", cluster=fixed, emit=events.append, **settings, **on_ray)
+    gpus = granted_gpus(events)
     assert packed == 2
     assert gpus[0] == gpus[1]
-    assert set(gpus) == {"0", "1"}
+    assert set(gpus.values()) == {"0", "1"}
 
 
 @pytest.mark.ray
@@ -113,8 +115,9 @@ def test_cores_that_others_hold_keep_no_run_from_free_gpus(cluster_address, tmp_
     try:
         packed = {"clients_per_actor": 5, "placement_timeout_s": 2.0}
         short = {"train": {"rounds": 1}, "methods": ["retrain"], "unlearn": {"rounds": 1}, "relearn": {"rounds": 0}}
-        done = run(tmp_path, engine="ray", address=cluster_address, cluster=packed, **short)
-        assert set(table(done, "clients")["gpu_id"]) == {"0", "1"}
+        events = []
+        run(tmp_path, engine="ray", address=cluster_address, cluster=packed, emit=events.append, **short)
+        assert set(granted_gpus(events).values()) == {"0", "1"}
     finally:
         ray.init(address=cluster_address, namespace="others")
         remove_placement_group(ray.util.get_placement_group("cores"))

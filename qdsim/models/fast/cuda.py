@@ -2,9 +2,9 @@
 
 The derivatives are those of :mod:`derivatives`, whose notation holds here. What differs is what a GPU asks for: no
 operation waits for the device, none sums floats by atomics (which would not repeat), the shapes of a step do not depend
-on which samples it drew, and the gradients of all classes come from one product of the samples' own gradients with
-a zero-one matrix, because a small kernel costs its launch. A convolution's bias is left out: normalisation takes it
-away again, and its gradient is zero.
+on which samples it drew, since classes without any are there as well, and the gradients of all classes come from one
+product of the samples' own gradients with a zero-one matrix, because a small kernel costs its launch. A convolution's
+bias is left out: normalisation takes it away again, and its gradient is zero.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qdsim.models.convnet import ConvNet
+from qdsim.models.device import gpu_failure
 from qdsim.models.fast import fused
+from qdsim.models.fast.graph import Graphs
 from qdsim.models.gradients import Objective, PixelGradient, Towards, class_weights, is_matched
 from qdsim.models.params import Params
 
@@ -52,6 +54,7 @@ class Fused:
     micro_batch: int
     half: torch.dtype | None = None
     """What convolutions are computed in, if not in float32; maps are kept in it, sums are not."""
+    all_classes = True
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
         """Run the network."""
@@ -61,7 +64,7 @@ class Fused:
         self, params: Params, images: Tensor, labels: Tensor, counts: Sequence[int], objective: Objective
     ) -> tuple[Tensor, Params, Params]:
         """One pass for a micro-batch; the classes' gradients are sums of the samples' own."""
-        members = _members(labels, len(counts), images.dtype) if len(counts) > 1 else labels
+        members = self._members(labels, images.dtype) if len(counts) > 1 else labels
         losses, found, stacks = [], [], []
         for batch in self._micro_batches(len(images)):
             forward = self._forward(params, images[batch])
@@ -86,7 +89,7 @@ class Fused:
         def gradient(images: Tensor, labels: Tensor, counts: Sequence[int], towards: Towards) -> Tensor:
             weights = class_weights(labels, images.dtype)[:, None]
             answers = torch.arange(self.model.num_classes, device=images.device)
-            members = _members(labels, len(counts), images.dtype)
+            members = self._members(labels, images.dtype)
             passes, stacks = [], []
             for batch in self._micro_batches(len(images)):
                 forward = self._forward(params, images[batch])
@@ -94,19 +97,42 @@ class Fused:
                 backward = self._backward(params, forward, g)
                 columns = self._columns(forward)
                 stacks.append(self._of_classes(params, forward, backward, g, members[:, batch], columns))
-                passes.append((forward, backward, columns, g, weights[batch], members[:, batch].argmax(0)))
+                passes.append((forward, backward, columns, g, weights[batch], labels[batch]))
             v = towards(_sum(stacks))
             return torch.cat([self._tangents(params, *done, v) for done in passes])
 
         return gradient
 
     def warm_up(self) -> None:
-        """Compile the kernels, or find them in Triton's cache."""
-        device = torch.device("cuda")
-        params = {name: tensor.to(device) for name, tensor in self.model.init(torch.Generator()).items()}
-        image = torch.zeros(1, self.model.channels, self.model.size, self.model.size, device=device)
-        label = torch.zeros(1, dtype=torch.int64, device=device)
-        self.of_pixels(params)(image, label, [1], lambda stacks: stacks)
+        """Compile the kernels, or find them in Triton's cache; where Triton cannot, do without it.
+
+        It needs a C compiler at its first launch, and a GPU that it knows.
+        """
+        try:
+            self._one_image()
+        except Exception as error:
+            if gpu_failure(error) or not fused.version():
+                raise
+            fused.do_without((str(error) or type(error).__name__).splitlines()[0])
+            self._one_image()
+
+    def try_out(self, graphs: Graphs) -> None:
+        """Capture both kinds of a step with one image, where a process is to capture what it repeats."""
+        params, image, label = self._sample()
+        every = [1] * self.model.num_classes
+        graphs.try_out(lambda x, y: self.of_classes(params, x, y, every, _summed_loss), image, label)
+        graphs.try_out(lambda x, y: self.of_pixels(params)(x, y, every, lambda stacks: stacks), image, label)
+
+    def _one_image(self) -> None:
+        params, image, label = self._sample()
+        self.of_pixels(params)(image, label, [], lambda stacks: stacks)
+        torch.cuda.synchronize()  # an error of a kernel is told by then
+
+    def _sample(self) -> tuple[Params, Tensor, Tensor]:
+        draws, device = torch.Generator().manual_seed(0), torch.device("cuda")
+        params = {name: tensor.to(device) for name, tensor in self.model.init(draws).items()}
+        image = torch.randn(1, self.model.channels, self.model.size, self.model.size, generator=draws).to(device)
+        return params, image, torch.zeros(1, dtype=torch.int64, device=device)
 
     def _forward(self, params: Params, images: Tensor, keep: bool = True) -> _Forward:
         x = self._short(images)
@@ -165,12 +191,12 @@ class Fused:
         columns: list[Tensor],
         g: Tensor,
         weights: Tensor,
-        place: Tensor,
+        labels: Tensor,
         v: Params,
     ) -> Tensor:
         """∇_S ⟨∇_θ L, v⟩: the tangent of ∂L/∂pixels as θ moves along v, each sample along its class's."""
         blocks = range(self.model.depth)
-        moves = [self._short(v[f"conv{block}.weight"].flatten(2)).index_select(0, place) for block in blocks]
+        moves = [self._short(v[f"conv{block}.weight"].flatten(2)).index_select(0, labels) for block in blocks]
         dz: list[Tensor] = []
         dx: Tensor | None = None
         for block in blocks:
@@ -183,7 +209,7 @@ class Fused:
             dx = fused.block_tangent(*self._normalisation(params, forward, block), dz[block])
         assert dx is not None
         # the classifier and the loss: the derivative of the softmax p is diag p - p pᵀ
-        matrix, matrices = params["linear.weight"], v["linear.weight"].index_select(0, place)
+        matrix, matrices = params["linear.weight"], v["linear.weight"].index_select(0, labels)
         moved = (dx.flatten(1).to(g.dtype) @ matrix.t())[:, None]
         d_logits = torch.baddbmm(moved, forward.features[:, None], matrices.transpose(1, 2))[:, 0]
         p = forward.logits.softmax(1)
@@ -236,6 +262,10 @@ class Fused:
     def _padding(self, block: int) -> int:
         return self.model.first_padding if block == 0 else 1
 
+    def _members(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the zero-one matrix (classes, n) of a batch; which classes it has is not asked."""
+        return (torch.arange(self.model.num_classes, device=labels.device)[:, None] == labels).to(dtype)
+
     def _short(self, tensor: Tensor) -> Tensor:
         return tensor if self.half is None else tensor.to(self.half)
 
@@ -244,10 +274,8 @@ class Fused:
             yield slice(start, min(start + self.micro_batch, size))
 
 
-def _members(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Return the zero-one matrix (classes, n) of a batch that is sorted by class; which class is where is not asked."""
-    place = F.pad((labels[1:] != labels[:-1]).to(torch.int64), (1, 0)).cumsum(0)
-    return (torch.arange(classes, device=labels.device)[:, None] == place).to(dtype)
+def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="sum")
 
 
 def _sum(parts: list[Params]) -> Params:

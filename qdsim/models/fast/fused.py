@@ -26,6 +26,8 @@ try:
 except ImportError:  # torch's builds for CPUs and for other machines come without it
     triton = None
 
+_without: list[str] = []
+"""Why this process does without the kernels, once it does."""
 LARGEST = 4096
 """Positions of a map that a kernel takes at once: 64x64."""
 AT_ONCE = 1024
@@ -242,7 +244,22 @@ def _launch(kernel: Any, z: Tensor, arguments: list[Tensor], sizes: dict[str, An
 
 def suits(z: Tensor) -> bool:
     """Tell whether the kernels take such maps."""
-    return triton is not None and z.shape[2] * z.shape[3] <= LARGEST
+    return bool(version()) and z.shape[2] * z.shape[3] <= LARGEST
+
+
+def version() -> str:
+    """Return the version of Triton whose kernels are in use; nothing where plain torch takes their place."""
+    return "" if triton is None or _without else str(triton.__version__)
+
+
+def why_without() -> str:
+    """Say why the kernels are not in use."""
+    return _without[0] if _without else "" if triton is not None else "this build of torch has no Triton"
+
+
+def do_without(reason: str) -> None:
+    """Have plain torch take the kernels' place in this process."""
+    _without.append(reason)
 
 
 def _pooled_like(z: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class WrittenOut:
     winograd: Literal["matching", "always", "never"] = "matching"
     """Where wide convolutions are done by ``winograd.py``, the first block by ``patches.py``; such passes are
     not compiled."""
+    all_classes = False
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
         """Run the network."""
