@@ -192,7 +192,7 @@ def test_a_graph_saves_launches_and_waits_for_its_capture_alone():
 
 @pytest.mark.parametrize(("micro_batch", "batches"), [("auto", 3), (32, 23)])
 def test_an_evaluation_takes_a_thousand_images_at_once(micro_batch, batches):
-    """2,300 images: three batches on a GPU, of a hundred where micro-batches are small; the CPU's answers either way."""
+    """2,300 images: three batches on a GPU, of a hundred where micro-batches are small; the answers are the CPU's."""
     shape = {"tested": 2300, "micro_batch": micro_batch, "depth": 2}
     names = ["test", "attack, test"]
     expected, found = (done(device, names, **shape) for device in ("cpu", "cuda:0"))
