@@ -57,7 +57,7 @@ class Workers:
         """Of each worker."""
         self._told: set[str] = set()
         """Notes of actors that have been passed on: those of many are alike."""
-        self.places = self._wait_for(self.handles)
+        self.places = self._wait_for_all()
         self._tell(range(len(self.handles)))
         self.devices = DevicesSeen(mixed=wanted.mixed_devices, notify=notify)
         self.devices.take(self.places)
@@ -143,24 +143,51 @@ class Workers:
         """Return how long actors may take to start."""
         return self._wanted.placement_timeout_s + 30 + ACTOR_START_S * actors
 
+    def _wait_for_all(self) -> list[ActorPlace]:
+        """Return where all run, once they have started; one that is lost meanwhile is replaced, as it is later on."""
+        found: dict[int, ActorPlace] = {}
+        for attempt in range(1, self._wanted.attempts + 1):
+            waiting = [worker for worker in range(len(self)) if worker not in found]
+            outcomes = self._outcomes([self.handles[worker] for worker in waiting])
+            for worker, outcome in zip(waiting, outcomes, strict=True):
+                if isinstance(outcome, ActorPlace):
+                    found[worker] = outcome
+                elif attempt == self._wanted.attempts:
+                    raise _not_started(len(waiting), outcome) from outcome
+                else:
+                    said = f"the actor of clients {listed(self.clients[worker], ', ')} was lost as it started"
+                    self._notify(Notice(f"{said} ({first_line(outcome)}); started again", actor_replaced=True))
+                    self.handles[worker] = self._start_again(worker)
+        return [found[worker] for worker in range(len(self))]
+
     def _wait_for(self, handles: list[Any]) -> list[ActorPlace]:
         """Return where actors run, once they have started."""
+        places = []
+        for outcome in self._outcomes(handles):
+            if not isinstance(outcome, ActorPlace):
+                raise _not_started(len(handles), outcome) from outcome
+            places.append(outcome)
+        return places
+
+    def _outcomes(self, handles: list[Any]) -> list[ActorPlace | RayError]:
+        """Wait until actors have started; return where each runs, or how it was lost."""
         refs = [handle.place.remote() for handle in handles]
         timeout_s = self._start_limit_s(len(refs))
         ready, late = self._started(refs, timeout_s)
         if late:
             found = f"{len(ready)} that started within {timeout_s:g} s"
             raise CannotPlace(f"{len(refs)} actors", found, "set cluster.clients_per_actor higher")
-        try:
-            places: list[ActorPlace] = ray.get(refs)
-        except RayTaskError as error:
-            if isinstance(error.cause, CannotPlace):  # it has a GPU that it cannot use
-                raise error.cause from None
-            raise
-        except RayError as error:
-            fix = "look at Ray's logs of that node, or set cluster.clients_per_actor higher if it ran out of memory"
-            raise CannotPlace(f"{len(refs)} actors", cause_of(error), fix) from error
-        return places
+        outcomes: list[ActorPlace | RayError] = []
+        for ref in refs:
+            try:
+                outcomes.append(ray.get(ref))
+            except RayTaskError as error:
+                if isinstance(error.cause, CannotPlace):  # it has a GPU that it cannot use
+                    raise error.cause from None
+                raise
+            except RayError as error:
+                outcomes.append(error)
+        return outcomes
 
     def _tell(self, workers: Sequence[int]) -> None:
         """Pass on what is to be known of actors that have started, once: the notes of many are alike."""
@@ -195,6 +222,11 @@ class Workers:
         cores = {node.node_id: int(node.cpus) for node in cluster.nodes()}
         nodes = {place.node_id for place in self.places}
         return {node: max(1, cores.get(node, 1) // self._wanted.threads) for node in nodes}
+
+
+def _not_started(actors: int, error: RayError) -> CannotPlace:
+    fix = "look at Ray's logs of that node, or set cluster.clients_per_actor higher if it ran out of memory"
+    return CannotPlace(f"{actors} actors", cause_of(error), fix)
 
 
 class CallTimeout(Exception):

@@ -2,17 +2,24 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from qdsim.errors import BadInput, ClientFailed, OutOfMemory
+from qdsim.data import datasets
+from qdsim.errors import BadInput, CannotPlace, ClientFailed, OutOfMemory
+from qdsim.experiment import config
+from qdsim.experiment import plan as plans
 from qdsim.experiment.progress import Notice
 from qdsim.federation.chaos import Chaos, Fault
 from qdsim.models.device import gpu_failure
+from qdsim.ray_engine.reservation import release
+from qdsim.ray_engine.worker_group import start_workers
+from qdsim.ray_engine.workers import Workers
 from qdsim.store.run_directory import read_manifest
 from qdsim.store.verify import difference
-from tests.runs import run, table
+from tests.runs import TINY, run, table
 
 SETTINGS = {"train": {"participation": 0.8}}
 PACKED = {"clients_per_actor": 5, "cpu_fallback": True}
@@ -57,6 +64,33 @@ def test_lost_actors_and_a_lost_driver_change_nothing(cluster_address, tmp_path,
     assert any("no answer for 10 s (cluster.step_timeout_s)" in note for note in notes)
     assert any("Error: CUDA error: device-side assert triggered; started again" in note for note in notes)
     assert len(list((found / "chaos").iterdir())) == 8, "every fault has struck"
+
+
+@pytest.mark.ray
+def test_an_actor_that_is_lost_as_it_starts_is_started_again(cluster_address):
+    """Killed before it has answered: with two attempts it comes back, with one the run cannot be hosted."""
+    import ray
+
+    job = config.validate({**TINY, "cluster": {"clients_per_actor": 10, "gpus_per_client": 0, "attempts": 2}})
+    dataset = datasets.load("digits", "")
+    ray.init(address=cluster_address, namespace="starts")
+    try:
+        refs = [ray.put(array) for array in (dataset.train_images, dataset.test_images, dataset.test_labels)]
+        group = start_workers(plans.build_plan(job, dataset), "starts", refs, dataset.normalization, print)
+        ray.kill(group.actors[0])
+        told = []
+        workers = Workers(job.cluster, group, told.append)
+        replaced = [event.text for event in told if isinstance(event, Notice) and event.actor_replaced]
+        assert len(replaced) == 1
+        assert replaced[0].startswith("the actor of clients 0, 1, 2, 3, 4, 5 more was lost as it started (")
+        assert ray.get(workers.handles[0].place.remote()).node_id == workers.places[0].node_id
+        ray.kill(group.actors[0])
+        once = replace(job.cluster, attempts=1)
+        with pytest.raises(CannotPlace, match=r"asked for 1 actors, found its actor was lost"):
+            Workers(once, group, told.append)
+    finally:
+        release("starts")
+        ray.shutdown()
 
 
 @pytest.mark.ray
