@@ -1,5 +1,7 @@
 """The report of real runs: everything the paper has, in every format, and what is missing is said."""
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -359,18 +361,76 @@ def test_the_page_begins_with_the_runs_and_each_experiment_with_its_verdict(repo
     assert text.count('<p class="verdict">') == 15
 
 
-def test_the_page_renders_in_a_browser_without_an_error(report, tmp_path):
-    """Chromium, headless: the last section is in the tree and the console is silent."""
+LAID_OUT = """
+<script>
+window.addEventListener("load", () => {
+  document.querySelectorAll("details").forEach(each => each.open = true);
+  const wrong = [], boxes = [];
+  if (document.documentElement.scrollWidth > innerWidth + 1) wrong.push("the page is wider than the window");
+  for (const table of document.querySelectorAll("table.headline")) {
+    const box = table.getBoundingClientRect();
+    if (box.left < -1 || box.right > innerWidth + 1) wrong.push("a headline table is cut off at " + box.right);
+  }
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const said = texts.currentNode.textContent.trim(), range = document.createRange();
+    range.selectNodeContents(texts.currentNode);
+    for (const box of said ? range.getClientRects() : []) if (box.width > 1) boxes.push([box, said.slice(0, 40)]);
+  }
+  boxes.sort((one, other) => one[0].top - other[0].top);
+  boxes.forEach(([one, said], i) => {
+    for (let j = i + 1; j < boxes.length && boxes[j][0].top < one.bottom - 4; j++) {
+      const [other, beside] = boxes[j];
+      const across = Math.min(one.right, other.right) - Math.max(one.left, other.left);
+      if (across > 2) wrong.push(said + " lies on " + beside);
+    }
+  });
+  parent.postMessage(JSON.stringify({texts: boxes.length, width: innerWidth, wrong: wrong.slice(0, 5)}), "*");
+});
+</script>
+"""
+"""Opens all that is folded, then looks where things are, and tells the page around it."""
+AROUND = """
+<title></title><script>addEventListener("message", event => document.title = event.data)</script>
+<iframe src="inner.html" style="border: 0; height: 2000px; width: WIDTHpx"></iframe>
+"""
+"""A browser without a screen has no window as narrow as a phone's."""
+
+
+def seen_in_chromium(page, tmp_path, *options):
+    """Return the tree of a page as a browser has it, and what its console says."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium here: apt install chromium")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--log-level=0",
-               f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom",
-               (report / "index.html").as_uri()]  # fmt: skip
+               f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom", *options,
+               page.as_uri()]  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr[-500:]
-    assert '<section id="runs">' in ended.stdout
     assert "CONSOLE" not in ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("width", "options"),
+    [(1400, ()), (390, ("--blink-settings=preferredColorScheme=0",))],
+    ids=["desk", "phone, dark"],
+)
+def test_the_page_fits_the_window_and_no_text_lies_on_another(report, tmp_path, width, options):
+    """With all that is folded opened: headline tables are whole, wide ones scroll by themselves."""
+    inner, page = tmp_path / "inner.html", tmp_path / "index.html"
+    inner.write_text((report / "index.html").read_text(encoding="utf-8") + LAID_OUT, encoding="utf-8")
+    page.write_text(AROUND.replace("WIDTH", str(width)), encoding="utf-8")
+    tree = seen_in_chromium(page, tmp_path, "--window-size=1500,2000", *options)
+    found = json.loads(html.unescape(re.search("<title>(.*?)</title>", tree)[1]))
+    assert found["texts"] > 2000
+    assert found["width"] == width
+    assert found["wrong"] == []
+
+
+def test_the_page_renders_in_a_browser_without_an_error(report, tmp_path):
+    """Chromium, headless: the last section is in the tree and the console is silent."""
+    assert '<section id="runs">' in seen_in_chromium(report / "index.html", tmp_path)
 
 
 def test_latex_is_booktabs_and_escaped(report):
