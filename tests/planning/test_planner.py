@@ -274,7 +274,7 @@ def test_every_gpu_says_where_its_numbers_are_from():
 
 
 def test_a_range_holds_what_is_assumed(small):
-    """Costs may be half or double, rounds and the start 30 % off: of a phase of c s and 3 rounds of 0.2 s."""
+    """Costs may be half or double, rounds and the start 30 % off: of a phase of c s and what 3 rounds cost beside."""
     layout = Layout(((0,), (1,), (2,), (3,)), 0.0, 1.0)
     within = estimate.Within((0.5, 2.0))
     times = estimate.phase_times(small, layout, 4, COSTS, within)
