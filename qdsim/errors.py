@@ -86,6 +86,23 @@ class MissingData(BadInput):
         self.file, self.looked_in, self.fix = file, looked_in, fix
 
 
+class TakenOver(QdsimError):
+    """Another process owns the run now, so this one writes nothing more.
+
+    Example scenario: a laptop sleeps for an hour with a run on it, which is resumed elsewhere meanwhile.
+    """
+
+    exit_code = 3
+
+    def __init__(self, run: str, by: str):
+        super().__init__(run, by)
+        self.run, self.by = run, by
+
+    def __str__(self) -> str:
+        """Name the run and who has it."""
+        return f"{self.run} has been taken over by {self.by}: nothing more is written from here"
+
+
 class CannotPlace(QdsimError):
     """The cluster has no room for the actors that the job asks for.
 

@@ -2,7 +2,8 @@
 
 ``python -m tests.minimum --work DIR [-- PYTEST ARGUMENTS]`` makes a virtual environment in DIR, unless one lies there,
 installs qdsim with every dependency at its lower bound, and runs pytest there. It downloads some gigabytes. What the
-tests themselves need is installed as new as it comes.
+tests themselves need, and what dependencies need in turn, is installed as new as it comes; so old libraries use what is
+deprecated in new ones, and a warning is no error there.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def main() -> None:
     constraints.write_text("\n".join(minimums(declared())) + "\n", encoding="utf-8")
     install = ["-m", "pip", "install", "--quiet", "--constraint", str(constraints), "--editable", f"{HERE}[test]"]
     subprocess.run([str(python), *install], check=True)
-    tests = [str(python), "-m", "pytest", *(given.arguments or ["-q"])]
+    tests = [str(python), "-m", "pytest", "-W", "default", *(given.arguments or ["-q"])]
     raise SystemExit(subprocess.run(tests, cwd=HERE, check=False).returncode)
 
 

@@ -17,6 +17,7 @@ from qdsim.errors import (
     OutOfMemory,
     QdsimError,
     StorageFailed,
+    TakenOver,
     UnusableGpu,
     as_toml,
 )
@@ -70,6 +71,11 @@ EXAMPLES = [
         StorageFailed("runs/x", "No space left on device", "free some"),
         3,
         "storage fails at runs/x: No space left on device; free some",
+    ),
+    (
+        TakenOver("mnist_10-1", "process 7 on node b"),
+        3,
+        "mnist_10-1 has been taken over by process 7 on node b: nothing more is written from here",
     ),
     (Diverged("loss is infinite"), 4, "loss is infinite"),
 ]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdsim import __version__
 from qdsim.data import datasets
-from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, as_toml
+from qdsim.errors import BadInput, ClientFailed, Interrupted, QdsimError, StorageFailed, TakenOver, as_toml
 from qdsim.experiment.config import Job, in_todays_words, validate
 from qdsim.experiment.progress import Event, Notice, Progress, Step
 from qdsim.federation import attacks
@@ -255,13 +255,18 @@ def _recorded(
         error = storage.as_failure(raised) or raised
         code = error.exit_code if isinstance(error, QdsimError) else 1
         said = str(error).splitlines()[0] if str(error) else repr(error)
-        with suppress(QdsimError):  # a full disk: what made the run fail is said all the same
+        try:
             check_owner()
             if isinstance(error, ClientFailed):
                 names = ("client_id", "phase", "round_number", "where", "cause")
                 content = {name: getattr(error, name) for name in names}
                 storage.write(failure, json.dumps(content, indent=2).encode() + b"\n")
             manifest.finish("failed", exit_code=code, error=said)
+        except TakenOver as lost:
+            if isinstance(error, StorageFailed):  # what it missed, the other has deleted
+                raise lost from raised
+        except QdsimError:  # a full disk: what made the run fail is said all the same
+            pass
         raise error from raised.__cause__
 
 

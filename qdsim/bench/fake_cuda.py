@@ -21,6 +21,7 @@ What is counted, by the sources of ATen (torch 2.15); exact within this model, a
 """
 
 import contextlib
+import math
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -453,7 +454,9 @@ def gradient(
             ):
                 if following is not None and grad is not None:
                     expected = following._input_metadata[slot]  # the engine undoes broadcasts and casts, too
-                    if grad.shape != expected.shape:
+                    if grad.numel() == math.prod(expected.shape):
+                        grad = grad.reshape(expected.shape)  # group normalisation loses a dimension in torch 2.10
+                    else:
                         grad = grad.sum_to_size(expected.shape)
                     grad = grad.to(expected.dtype)
                     slots = held.setdefault(following, {})

@@ -86,8 +86,7 @@ def _break_gpu() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         place = torch.tensor([1], device="cuda")
         torch.zeros(1, device="cuda")[place].sum().item()  # beyond its end: an assertion on the device
-    error: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)  # since torch 2.8
-    raise error("CUDA error: device-side assert triggered")
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
 def _fill_memory() -> None:

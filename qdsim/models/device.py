@@ -234,10 +234,7 @@ def gpu_failure(error: BaseException) -> GpuFailure | None:
     if not isinstance(error, RuntimeError):
         return None
     said = str(error)
-    accelerator_error = getattr(torch, "AcceleratorError", None)  # since torch 2.8
-    of_the_gpu = bool(_OF_THE_GPU.search(said)) or (
-        accelerator_error is not None and isinstance(error, accelerator_error)
-    )
+    of_the_gpu = bool(_OF_THE_GPU.search(said)) or isinstance(error, torch.AcceleratorError)
     on_the_cpu = "DefaultCPUAllocator" in said
     if isinstance(error, torch.OutOfMemoryError) or ((of_the_gpu or on_the_cpu) and _NO_MEMORY.search(said)):
         return "out_of_memory"

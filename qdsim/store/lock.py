@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from qdsim.errors import BadInput, QdsimError, StorageFailed
+from qdsim.errors import BadInput, StorageFailed, TakenOver
 from qdsim.store import storage
 from qdsim.store.storage import Remote, StoragePath
 
@@ -73,7 +73,7 @@ def check(run_dir: StoragePath, name: str) -> None:
     if not owns(run_dir, name):
         owner = _read(run_dir / "lock.json")
         who = f"process {owner.get('pid')} on {owner.get('host')}" if owner else "a process that has ended since"
-        raise QdsimError(f"{run_dir.name} has been taken over by {who}: nothing more is written from here")
+        raise TakenOver(run_dir.name, who)
 
 
 def owns(run_dir: StoragePath, name: str) -> bool:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from qdsim.algorithms import distillation
-from qdsim.errors import BadInput, QdsimError, StorageFailed
+from qdsim.errors import BadInput, StorageFailed, TakenOver
 from qdsim.experiment.checkpoint import Checkpoint
 from qdsim.store import lock
 from qdsim.store.run_directory import TableWriter, read_manifest
@@ -233,10 +233,23 @@ def test_a_driver_that_outlives_its_command_stops_when_the_run_is_taken_over(tmp
             (path,) = tmp_path.glob("tiny-*/lock.json")
             path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "name": "another"}))
 
-    with pytest.raises(QdsimError, match="has been taken over by process 1 on elsewhere"):
+    with pytest.raises(TakenOver, match="has been taken over by process 1 on elsewhere"):
         run(tmp_path, emit=taken_over)
     (left,) = tmp_path.glob("tiny-*")
     assert table(left, "rounds")["round"].max() == 2
+
+
+def test_who_wakes_after_another_has_finished_the_run_says_that_it_was_taken_over(tmp_path):
+    """Not that a client's state cannot be written, though the folder for it is gone."""
+
+    def finished_elsewhere(event):
+        if event.row is not None and event.round_number == 2:
+            (left,) = tmp_path.glob("tiny-*")
+            (left / "lock.json").unlink()
+            shutil.rmtree(left / "checkpoint")
+
+    with pytest.raises(TakenOver, match="has been taken over by a process that has ended since"):
+        run(tmp_path, emit=finished_elsewhere)
 
 
 def test_a_lock_that_cannot_be_read_is_not_taken_for_a_dead_ones(tmp_path):

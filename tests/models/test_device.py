@@ -114,7 +114,6 @@ def test_errors_of_a_gpu_are_told_from_those_of_a_program(error, kind):
     assert D.gpu_failure(error) == kind
 
 
-@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="torch is older than 2.8")
 def test_torchs_own_type_is_enough():
     """Whatever it says."""
     assert D.gpu_failure(torch.AcceleratorError("GPU is lost")) == "gpu_failed"
