@@ -120,7 +120,7 @@ def labelled(summary: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     if len(summary[words].drop_duplicates()) == len(summary[telling].drop_duplicates()):
         telling = words  # a hash is only worth reading where nothing else tells rows apart
     labels = []
-    for found in summary[telling].itertuples(index=False, name=None):
+    for found in zip(*(summary[name] for name in telling), strict=True) if telling else [()] * len(summary):
         named = [style.method(v) if name == "method" else str(v) for name, v in zip(telling, found, strict=True)]
         labels.append(" · ".join(part for part in named if part))
     return summary.assign(row=labels)

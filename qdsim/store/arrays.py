@@ -36,8 +36,10 @@ def write(file: ArrayFile, arrays: Mapping[str, np.ndarray]) -> None:
     identity = json.dumps({"owner": file.owner, "content": file.content}).encode()
     named = {**arrays, IDENTITY: np.frombuffer(identity, np.uint8)}
     names = np.array(sorted(named))  # a damaged directory of the file may hide an array
+    content = BytesIO()  # numpy leaves a zip file open where a disk is full, which complains when it is deleted
+    np.savez(content, **named, **{NAMES: names})  # type: ignore[arg-type]
     with storage.writing(file.path) as stream:
-        np.savez(stream, **named, **{NAMES: names})  # type: ignore[arg-type]
+        stream.write(content.getbuffer())
 
 
 def read(file: ArrayFile, fix: str) -> dict[str, np.ndarray]:
