@@ -17,10 +17,12 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 
@@ -50,6 +52,13 @@ COMMITS = (1, 2, 3, 4, 5, 6, 8, 10)
 """After so many commits runs were cut off: in training, in each phase of a request, and in the second cell."""
 JOINED_FROM = 9
 """Of so many parts the tables of these runs are joined, so that some are and some are not."""
+
+
+@contextmanager
+def tables_joined_early() -> Iterator[None]:
+    """Have runs join their tables from :data:`JOINED_FROM` parts on."""
+    with mock.patch.object(run_directory, "JOINED_FROM", JOINED_FROM):
+        yield
 
 
 class Stopped(Exception):
@@ -96,7 +105,6 @@ class Stock:
     @staticmethod
     def make(folder: Path, commits: tuple[int, ...] = COMMITS) -> "Stock":
         """Make all of them."""
-        run_directory.JOINED_FROM = JOINED_FROM
         undisturbed = run(folder / "undisturbed", **SETTINGS)
         for kind, settings in (("own", SETTINGS), ("another", ANOTHER)):
             run(folder / kind / "finished", **settings)
@@ -300,7 +308,7 @@ def main() -> None:
     given = parser.parse_args()
     draws = random.Random(given.seed)
     verdicts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tables_joined_early():
         stock = Stock.make(Path(folder))
         names = stock.names()
         for index in range(given.count):

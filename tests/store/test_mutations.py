@@ -113,7 +113,8 @@ def mutated(content: bytes, draws: random.Random) -> bytes:
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
     """Finished runs, and runs that were stopped in training and while they retrained."""
-    return mutate.Stock.make(tmp_path_factory.mktemp("stock"), commits=(1, 5))
+    with mutate.tables_joined_early():
+        yield mutate.Stock.make(tmp_path_factory.mktemp("stock"), commits=(1, 5))
 
 
 @pytest.mark.parametrize("mutation", range(len(mutate.MUTATIONS)), ids=lambda i: mutate.MUTATIONS[i].__name__)
